@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
@@ -16,6 +18,7 @@ pytest.importorskip("grain")
 import parity
 import vit_spec
 from parity.checkpoints.weights import Checkpoint, as_checkpoint
+from tests.random_configs import configs
 from tests.twins import perturbed_params
 from train.data.augment import Mix
 from train.data.batches import Batch
@@ -27,7 +30,7 @@ from train.recipes.schedule import learning_rate
 from train.torch.engine import TorchEngine
 from train.torch.losses import loss_and_metric, soft_targets
 from train.torch.runtime import one_line_errors
-from vit_spec import InputError
+from vit_spec import InputError, ViTConfig
 
 SIZES: dict[str, Any] = {"image_size": (8, 8), "patch_size": 4, "width": 16, "depth": 3, "num_heads": 2, "mlp_dim": 32}
 CONFIG = vit_spec.get("vit_ti16", num_classes=5, **SIZES)
@@ -56,9 +59,9 @@ def make_batch(seed: int, mix: Mix | None = None, task: str = "classes") -> Batc
 def make(
     engine: Any, task: Any = "classes", class_weights: Any = None, start: Checkpoint | None = None, **changes: Any
 ) -> Any:
-    """Return an engine of the small model or of other weights, with dropout if the random numbers are shared."""
-    start = start or START
-    config = start.config.replace(regularisation=DROPOUT) if changes.get("rng") == "shared" else start.config
+    """Return an engine of the small model, with dropout if the random numbers are shared; or of other weights."""
+    config = CONFIG.replace(regularisation=DROPOUT) if changes.get("rng") == "shared" else CONFIG
+    config, start = (config, START) if start is None else (start.config, start)
     recipe = replace(Recipe(batch_size=12, optimizer=Optimizer(eps=1e-3)), **changes)
 
     def rate(step: Any) -> Any:
@@ -185,6 +188,48 @@ def test_fifty_steps_agree_in_float64(name: str) -> None:
     evaluated = [each.evaluate(make_batch(0, task=task)) for each in engines]
     for ours, theirs in zip(*evaluated, strict=True):
         assert np.asarray(ours) == pytest.approx(np.asarray(theirs), rel=1e-9, abs=1e-9)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[ViTConfig, dict[str, Any]]:
+    """Draw a model that classifies images, and fields of a recipe for it."""
+
+    def one(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    config = draw(configs())
+    rates = {name: one(0.0, rate) for name, rate in DROPOUT.items()}
+    rates["patch_drop"] *= config.positions.relative == "none"
+    config = config.replace(num_classes=5, regularisation=rates, head={"pool": config.head.pool.replace("none", "mean")})
+    optimizer = Optimizer(
+        name=one("adamw", "sgd", "lamb", "lion", "adafactor", "muon"),
+        layer_decay=one(1.0, 0.7),
+        freeze=one((), ("patch_embed.*",)),
+        eps=1e-3,
+    )
+    mixing = one(Augment(), Augment(mixup=0.2), Augment(mixup=0.2, repeats=2))
+    changes = {"optimizer": optimizer, "augment": mixing, "accumulate": one(1, 2), "remat": one("none", "dots", "full")}
+    changes |= {"ema": one(0.0, 0.9), "label_smoothing": one(0.0, 0.1), "loss": one("softmax", "sigmoid")}
+    return config, changes | {"class_weights": None if changes["loss"] == "sigmoid" else one(None, WEIGHTS)}
+
+
+@settings(max_examples=5, deadline=None, derandomize=True, phases=[Phase.generate])  # shrinking would take minutes
+@given(runs())
+def test_random_runs_agree_in_float64(run: tuple[ViTConfig, dict[str, Any]]) -> None:
+    """Three steps of any model, with the random numbers that both frameworks share."""
+    config, changes = run
+    start = as_checkpoint(jax.tree.map(lambda x: np.asarray(x, np.float64), perturbed_params(config)), config, "jax")
+    engines = [make(each, start=start, rng="shared", **changes) for each in (JaxEngine, TorchEngine)]
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (12, *config.image_size, config.in_channels), np.uint8)
+    for n in range(3):
+        batch = make_batch(n, MIX._replace(box=np.zeros(4, np.int32)) if changes["augment"].mixes else None)
+        of_jax, of_torch = (
+            {key: float(value) for key, value in each.step(batch._replace(images=images)).items()} for each in engines
+        )
+        # Updates like signs, and orthogonalization, amplify rounding.
+        precision = 1e-9 if changes["optimizer"].name in ("lion", "adafactor", "muon") else 1e-10
+        assert of_torch == pytest.approx(of_jax, rel=precision, abs=1e-12)
 
 
 def test_shared_random_numbers_start_both_trainers_with_the_same_weights() -> None:
