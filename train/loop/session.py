@@ -38,6 +38,7 @@ from train.loop.request import Request
 from train.loop.run_folder import CHECKPOINTS, RunFolder, extended_lineage, saved_model_config
 from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
+from train.loop.teacher import Teacher
 from train.loop.teacher_weights import load_teacher
 from train.loop.write_files import convert_write_errors
 from train.recipes import IMAGENET, RECIPES, DataInfo, Recipe, Task, flatten_fields, model_config
@@ -53,11 +54,13 @@ class ModelSetup(NamedTuple):
     """The model of a run, the weights it starts from, and lines for the table at the start.
 
     weights: None if the engine initializes the weights at random, or they are restored from a checkpoint.
+    teacher: for knowledge distillation; None without.
     """
 
     config: ViTConfig
     weights: Checkpoint | None
     notes: list[str]
+    teacher: Teacher | None = None
 
 
 def train(request: Request, make_engine: EngineFactory) -> int:
@@ -87,6 +90,7 @@ def _prepare_run(request: Request, make_engine: EngineFactory) -> int:
     setup = ModelSetup(*((saved, None, []) if saved else choose_model(recipe, source, task)))
     if recipe.rng == "shared" and setup.weights is None and not saved:
         setup = setup._replace(weights=init_from.draw_initial_weights(setup.config, recipe.seed))
+    setup = setup._replace(teacher=load_teacher(recipe, task, source.classes, setup.config.in_channels))
     lineage = extended_lineage(Path(recipe.run), recipe) if recipe.run else []
     schedule = Schedule.from_recipe(recipe, len(source.train), image_offset(lineage, recipe.batch_size))
     targets = [
@@ -109,8 +113,7 @@ def _train_in_folder(
 ) -> int:
     """Train in a run folder, print the tables and draw the curves; return the exit status."""
     name, recipe, source, command, dry_run, _ = request
-    task, (config, weights, notes) = recipe.task or source.task, setup
-    teacher = load_teacher(recipe, task, source.classes, config.in_channels)
+    task, (config, weights, notes, teacher) = recipe.task or source.task, setup
     run_schedule = schedule.single_step if dry_run else schedule
     has_labels = len(source.classes) == config.num_classes  # False for --task values of classes, which has one output
     preprocessing = held_out_preprocessing(config, recipe.augment)
