@@ -28,13 +28,16 @@ def without_plan(arguments: list[str]) -> list[str]:
     return arguments[:index] + arguments[index + 2 :]
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if "--init" in command])
-def test_a_command_with_initial_weights_can_be_parsed(command: str) -> None:
+WITH_WEIGHTS = [command for command in COMMANDS if "--init" in command or "--teacher" in command]
+
+
+@pytest.mark.parametrize("command", WITH_WEIGHTS)
+def test_a_command_with_weights_can_be_parsed(command: str) -> None:
     assert parse_request("train.jax", shlex.split(command), open_or_assume_imagenet).name in RECIPES
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if "--init" not in command])
-def test_a_command_without_initial_weights_can_be_planned_without_its_data(
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {*WITH_WEIGHTS}))
+def test_a_command_without_weights_can_be_planned_without_its_data(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = main("train.jax", lambda request: 2, [*without_plan(shlex.split(command)), "--plan", "8x80GiB"])

@@ -82,8 +82,8 @@ def small_photos(data: DataInfo = IMAGENET) -> Recipe:
     least 35 % of the image, mirror images, label smoothing.
 
     Hardware: 2 cores of an AMD EPYC.  Time: 21 min for 20,000 images with ViT-Ti/16 at 224x224 (16 images/s), 2 min from
-    scratch.  Accuracy: of 5,000 test images of five classes of CIFAR-10, with 400 training images of each class, 66.1 % from
-    scratch, and 70.1 % from weights that know 4,000 images of five other classes; with 20 of each, 44.0 % and 53.7 %.
+    scratch.  Accuracy: of 5,000 test images of five classes of CIFAR-10, with 400 training images of each class, 66.1 %
+    from scratch, and 70.1 % from weights that know 4,000 images of other classes; with 20 of each, 44.0 % and 53.7 %.
     """
     plain = ("tokens.class_token=False", "positions.kind=fixed", "positions.table=sincos_2d_big_vision", "head.pool=mean")
     shape = ("patch_size=8", "width=128", "depth=6", "num_heads=4", "mlp_dim=512")
