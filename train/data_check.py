@@ -241,6 +241,8 @@ def _doubtful(train: _Scanned, held_out: _Scanned, source: Dataset, weights: Che
     places, features, classes = list[tuple[_Scanned, int]](), [], []
     for scanned in (train, held_out):
         rows = [row for row in range(len(scanned.examples)) if row not in scanned.errors]
+        if not rows:
+            continue
         examples = scanned.examples.take(rows)
         targets = examples.targets.astype(np.int32)
         size, workers = min(BATCH_SIZE, len(rows)), default_workers(source)

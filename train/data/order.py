@@ -49,6 +49,16 @@ class EpochOrder:
         return order
 
 
+def rows_by_class(classes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the rows of each class that there is, sorted by class: one array for each.
+
+    classes: (N,) the class of each image.
+    """
+    # Sorted once: `classes == one` for each class would take time quadratic in the classes.
+    order = np.argsort(classes, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
+
+
 def draw_balanced(classes: NDArray[np.int64], rng: np.random.Generator) -> Order:
     """Return an order as long as the data in which all classes are equally frequent, up to one image.
 
@@ -57,15 +67,14 @@ def draw_balanced(classes: NDArray[np.int64], rng: np.random.Generator) -> Order
 
     classes: (N,) the class of each image.
     """
-    total, (present, counts) = len(classes), np.unique(classes, return_counts=True)
-    share, rest = divmod(total, len(present))
-    places = np.full(len(present), share)
-    places[rng.permutation(len(present))[:rest]] += 1
+    total, groups = len(classes), rows_by_class(classes)
+    share, rest = divmod(total, len(groups))
+    places = np.full(len(groups), share)
+    places[rng.permutation(len(groups))[:rest]] += 1
     rows, copies = [], []
-    for one, count, wanted in zip(present, counts, places, strict=True):
-        of_class = np.flatnonzero(classes == one)
-        passes = [rng.permutation(of_class) for _ in range(-(-wanted // count))]
+    for of_class, wanted in zip(groups, places.tolist(), strict=True):
+        passes = [rng.permutation(of_class) for _ in range(-(-wanted // len(of_class)))]
         rows.append(np.concatenate([*passes, of_class[:0]])[:wanted])
-        copies.append(np.arange(wanted) // count)
+        copies.append(np.arange(wanted) // len(of_class))
     order = rng.permutation(total)
     return Order(np.concatenate(rows)[order], np.concatenate(copies)[order])

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from train.data.order import rows_by_class
 from train.data.rng import FOLDS, generator
 from train.inference.probes import LinearModels, search_strength, validation_split
 from train.inference.scores import softmax
+from vit_spec import InputError
 
 NUM_FOLDS = 5
 
@@ -42,17 +44,19 @@ def find_doubtful(features: Array, classes: Array) -> list[Doubtful]:
     features: (N, D).    classes: (N,) class numbers.
 
     Raises:
-        InputError: there are too few images to choose an L2 penalty, see `train.inference.probes.validation_split`.
+        InputError: each class has one image only.
     """
+    if np.bincount(classes).max() < 2:
+        raise InputError("each class has one image, so none can be judged by others: leave --init out")
     probabilities = _cross_validated(features, classes)
     own = probabilities[np.arange(len(classes)), classes]
     counts = np.bincount(classes, minlength=probabilities.shape[1])
     thresholds = np.full(len(counts), np.inf)
-    for each in np.flatnonzero(counts >= NUM_FOLDS):
-        thresholds[each] = own[classes == each].mean()
+    is_known = counts >= NUM_FOLDS
+    thresholds[is_known] = np.bincount(classes, own, len(counts))[is_known] / counts[is_known]
     confident = np.where(probabilities >= thresholds, probabilities, -1.0)
     other = confident.argmax(1)
-    rows = np.flatnonzero((confident.max(1) > own) & (other != classes) & (counts[classes] >= NUM_FOLDS))
+    rows = np.flatnonzero((confident.max(1) > own) & (other != classes) & is_known[classes])
     margins = own[rows] - probabilities[rows, other[rows]]
     return [
         Doubtful(row, int(other[row]), float(own[row]), float(probabilities[row, other[row]]))
@@ -89,7 +93,6 @@ def _choose_strength(features: Array, classes: Array, count: int) -> float:
 def _stratified_folds(classes: Array) -> Array:
     """Return the fold of each image, (N,): of every class, each fold has as many images, up to one."""
     folds = np.empty(len(classes), np.int64)
-    for each in np.unique(classes):
-        rows = generator(FOLDS, int(each)).permutation(np.flatnonzero(classes == each))
-        folds[rows] = np.arange(len(rows)) % NUM_FOLDS
+    for rows in rows_by_class(classes):
+        folds[generator(FOLDS, int(classes[rows[0]])).permutation(rows)] = np.arange(len(rows)) % NUM_FOLDS
     return folds

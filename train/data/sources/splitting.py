@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from train.data.order import rows_by_class
 from train.data.rng import SPLIT, generator
 from train.data.sources.examples import UNSPLIT, Dataset, DatasetSplits, Examples, Targets
 from train.recipes import Task
@@ -243,8 +244,7 @@ def stratified_split(labels: NDArray[np.int64], share: float) -> tuple[NDArray[n
     A class with one image keeps it for training.  A class with more holds out at least one and keeps at least one.
     """
     held_out: list[int] = []
-    order = np.argsort(labels, kind="stable")  # sorted once: `labels == label` would take time quadratic in the classes
-    for rows in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+    for rows in rows_by_class(labels):
         if (count := min(max(1, round(share * len(rows))), len(rows) - 1)) > 0:
             held_out += generator(SPLIT, int(labels[rows[0]])).permutation(rows)[:count].tolist()
     mask = np.zeros(len(labels), bool)
