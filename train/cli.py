@@ -196,6 +196,8 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
     of_teacher = [name for name in given if name == "teacher_set" or name.startswith("distillation")]
     if of_teacher and changed.teacher is None:
         raise InputError(f"--{of_teacher[0].replace('_', '-')} needs --teacher WEIGHTS: give both, or leave it out")
+    if "distillation_temperature" in given and changed.distillation == "hard":
+        raise InputError("--distillation-temperature is for --distillation soft: give both, or leave it out")
     model, own_changes = changed.model, recipe.model.changes
     if is_of_run:
         new = tuple(change for change in (model.changes if "model.changes" in given else ()) if change not in own_changes)

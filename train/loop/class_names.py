@@ -16,7 +16,7 @@ def match_outputs(
 ) -> NDArray[np.int64]:
     """Return the output for each name, (names,).
 
-    Outputs without names are those of the data, in its order.
+    Outputs without names are those of the data, in its order, and so are outputs with the same names in the same order.
 
     Args:
         model: the model in messages, such as "the head".
@@ -26,13 +26,17 @@ def match_outputs(
         names: those of the data.
 
     Raises:
-        InputError: there is no output for a name; or outputs without names are not as many.
+        InputError: there is no output for a name, or there are several; or outputs without names are not as many.
     """
     if labels is None:
         if num_outputs != len(names):
             raise InputError(f"{model} has {num_outputs} outputs, and the data has {len(names)} {task}")
         return np.arange(len(names))
+    if tuple(labels) == tuple(names):
+        return np.arange(len(names))
     if missing := [name for name in names if name not in labels]:
         raise InputError(f"the data has the {SINGULAR[task]} {missing[0]!r}, which {model} does not have")
+    if twice := [name for name in names if list(labels).count(name) > 1 or list(names).count(name) > 1]:
+        raise InputError(f"{twice[0]!r} names several {task}, so {model} cannot be matched by names")
     index = {label: i for i, label in enumerate(labels)}
     return np.array([index[name] for name in names])

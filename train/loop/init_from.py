@@ -11,6 +11,7 @@ from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.surgery.edit import apply_changes
 from parity.checkpoints.weights import Checkpoint, replace_parameters
 from train.data.rng import WEIGHTS, generator
+from train.loop.class_names import match_outputs
 from train.loop.run_folder import best_weights
 from train.recipes import Recipe, config_overrides
 from vit_spec import InputError, ViTConfig, rows
@@ -76,14 +77,15 @@ def _fit_head(checkpoint: Checkpoint, num_outputs: int, names: Sequence[str], se
         if num_outputs == count:
             return checkpoint, f"the head of {num_outputs} outputs is kept"
         return surgery.new_head(checkpoint, num_outputs, seed=seed)
-    if tuple(names) == tuple(labels):
-        return checkpoint, f"the head of {num_outputs} outputs is kept, which have the names of the data"
-    if set(names) <= set(labels):
-        checkpoint, line = surgery.select_outputs(checkpoint, [labels.index(name) for name in names])
-        return checkpoint, f"{line}, which have the names of the data"
-    missing = next(name for name in names if name not in labels)
-    checkpoint, line = surgery.new_head(checkpoint, num_outputs, seed=seed)
-    return checkpoint, f"{line}; the data has {missing!r}, which the labels do not have"
+    try:
+        outputs = match_outputs("the head", labels, count, checkpoint.task, names).tolist()
+    except InputError as error:
+        checkpoint, line = surgery.new_head(checkpoint, num_outputs, seed=seed)
+        return checkpoint, f"{line}; {error}"
+    if outputs == list(range(count)):
+        return checkpoint, f"the head is kept: its {num_outputs} outputs have the names of the data"
+    checkpoint, line = surgery.select_outputs(checkpoint, outputs)
+    return checkpoint, f"{line}, by the names of the data"
 
 
 def load_weights(place: str, overrides: Sequence[str], flag: str) -> tuple[str, Checkpoint, list[str]]:

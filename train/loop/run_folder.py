@@ -145,6 +145,7 @@ class RunFolder:
         _refuse_other_than_utf8(self._config)
         saved = self._read_config(path)
         if saved is not None:
+            self._refuse_other_teacher(saved, recipe)
             self._refuse_other_config(saved, "recipe.")
             _refuse_missing_checkpoints(path)
             self._record_changes(path, saved)
@@ -206,6 +207,18 @@ class RunFolder:
             if self._may_change:
                 hint = f"; --init {self.path} starts a new run from its weights"
             raise self._other_run_error(f"its {name} is {was}, and here it is {now}{more}", hint)
+
+    def _refuse_other_teacher(self, saved: dict[str, Any], recipe: Recipe) -> None:
+        """Refuse a teacher with other weights than the run's, or one where the run has none, or none where it has one."""
+        mine, theirs = (each.get("teacher") for each in (self._config, saved))
+        was = str(flatten(saved).get("recipe.teacher"))
+        if mine == theirs:
+            return
+        if mine is None:
+            raise self._other_run_error(f"it has the teacher {was}, and --teacher is not given")
+        if theirs is None:
+            raise self._other_run_error(f"it has no teacher, and --teacher is {recipe.teacher}")
+        raise self._other_run_error(f"its teacher is {was}, and --teacher {recipe.teacher} has other weights")
 
     def _record_changes(self, path: Path, saved: dict[str, Any]) -> None:
         """Add the fields of the recipe that `--resume` changes to the lineage in config.json."""
@@ -393,7 +406,8 @@ def extended_lineage(path: Path, recipe: Recipe) -> Lineage:
 
 def _extended_lineage(path: Path, saved: Record, recipe: Record) -> Lineage:
     try:
-        return extend_lineage(saved.get("lineage", []), saved["recipe"], recipe, _newest_checkpoint(path))
+        before = {name.removeprefix("recipe."): value for name, value in ADDED.items()} | saved["recipe"]
+        return extend_lineage(saved.get("lineage", []), before, recipe, _newest_checkpoint(path))
     except InputError as error:
         raise InputError(f"{path / 'config.json'} has {error}") from None
 

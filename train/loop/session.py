@@ -238,6 +238,17 @@ def _ineffective_settings(recipe: Recipe, task: Task, schedule: Schedule) -> lis
         notes += [
             f"--task values uses the mean squared error and ignores {name}" for name, is_set in ignored.items() if is_set
         ]
+    if recipe.teacher is not None and recipe.distillation_weight == 1:
+        of_targets = {
+            "loss": recipe.loss != "softmax",
+            "label_smoothing": bool(recipe.label_smoothing),
+            "class_weights": recipe.class_weights != "none",
+        }
+        notes += [
+            f"--distillation-weight 1 learns from the teacher alone and ignores {name}"
+            for name, is_set in of_targets.items()
+            if is_set
+        ]
     if schedule.steps_per_epoch < 1:
         notes.append(
             f"a batch is larger than the training set: each image is in it {1 / schedule.steps_per_epoch:.1f} times"

@@ -23,7 +23,10 @@ def load_teacher(recipe: Recipe, task: Task, names: tuple[str, ...], in_channels
         return None
     if task != "classes":
         raise InputError(f"--teacher is for classes, and the task is {task}: leave it out")
-    name, checkpoint, notes = load_weights(recipe.teacher, recipe.teacher_set, "--teacher-set")
+    try:
+        name, checkpoint, notes = load_weights(recipe.teacher, recipe.teacher_set, "--teacher-set")
+    except InputError as error:
+        raise type(error)(f"the teacher cannot be loaded, {error}; --teacher WEIGHTS says where it is") from None
     config, flag = checkpoint.config, f"--teacher {recipe.teacher}"
     if not config.num_classes or config.head.pool == "none" or checkpoint.task != "classes":
         what = checkpoint.task if config.num_classes else "features"

@@ -43,7 +43,7 @@ from train.loop.curves import draw_curves
 from train.loop.interruption import Interruption
 from train.loop.lineage import image_offset
 from train.loop.request import Request
-from train.loop.run_folder import RunFolder
+from train.loop.run_folder import ADDED, RunFolder
 from train.loop.schedule import Schedule
 from train.loop.session import train
 from train.loop.start_warnings import start_warnings
@@ -253,17 +253,19 @@ def test_a_finished_run_can_be_started_again_without_a_change(trainer: Any, run:
 
 
 @pytest.mark.parametrize("rng", ["own", "shared"])
-def test_a_run_of_a_version_without_rng_resumes_with_the_numbers_of_the_framework(
+def test_a_run_of_a_version_without_newer_fields_resumes_with_their_defaults(
     trainer: Any, run: Path, rng: Any, tmp_path: Path
 ) -> None:
     old = tmp_path / "old"
     shutil.copytree(run, old)
     saved = json.loads((old / "config.json").read_text())
-    del saved["recipe"]["rng"]
+    for field in ADDED:
+        del saved["recipe"][field.removeprefix("recipe.")]
     (old / "config.json").write_text(json.dumps(saved))
     recipe = replace(RECIPE, run=str(old), rng=rng)
     if rng == "own":
         assert run_training(recipe, trainer) == 0
+        assert "lineage" not in json.loads((old / "config.json").read_text())
     else:
         with pytest.raises(InputError, match=r"its recipe\.rng is own, and here it is shared"):
             run_training(recipe, trainer)

@@ -24,6 +24,7 @@ from parity.checkpoints.weights import Checkpoint, as_checkpoint, checksum
 from tests.twins import perturbed_params
 from train.data.sources import open_dataset
 from train.loop import session
+from train.loop.class_names import match_outputs
 from train.loop.metrics_file import read_records
 from train.loop.request import Request
 from train.loop.teacher import InputTransform, Teacher
@@ -172,11 +173,19 @@ def test_a_run_shows_its_teacher_and_resumes_with_the_same_one_only(
     other = str(tmp_path / "other.safetensors")
     parity.save(other, jax.tree.map(np.asarray, perturbed_params(COLOUR, seed=1)), COLOUR, format="jax")
     with pytest.raises(
-        InputError, match=r"holds another run: its teacher\.checksum is .* and here it is .*; give the same"
+        InputError, match=r"its teacher is .*moved.safetensors, and --teacher .*other.* has other weights; give"
     ):
         run_training(replace(recipe, teacher=other))
-    with pytest.raises(InputError, match=r"its teacher\.checksum is .* and here it is not there"):
+    with pytest.raises(
+        InputError, match=r"it has the teacher .*moved.safetensors, and --teacher is not given; give the same"
+    ):
         run_training(replace(recipe, teacher=None))
+    with pytest.raises(InputError, match=r"the teacher cannot be loaded, .*; --teacher WEIGHTS says where it is"):
+        run_training(recipe)
+    plain = replace(RECIPE, run=str(tmp_path / "plain"))
+    assert run_training(plain) == 0
+    with pytest.raises(InputError, match=r"it has no teacher, and --teacher is .*moved"):
+        run_training(replace(plain, teacher=moved))
 
 
 def test_a_plan_adds_what_a_teacher_needs() -> None:
@@ -187,6 +196,15 @@ def test_a_plan_adds_what_a_teacher_needs() -> None:
     widest = tokens * (2 * 16 + max(3 * 16 + 2 * tokens, 2 * 32))
     assert taught.total - plain.total == 4 * (vit_spec.count(COLOUR) + 4 * widest)
     assert taught.flops - plain.flops == 2 * 8 * vit_spec.flops(COLOUR)
+
+
+def test_outputs_are_matched_by_name() -> None:
+    names = ("crane", "dog", "crane")
+    assert match_outputs("the teacher", names, 3, "classes", names).tolist() == [0, 1, 2]
+    assert match_outputs("the teacher", names, 3, "classes", ("dog",)).tolist() == [1]
+    for labels, wanted in ((names, ("dog", "crane")), (("dog", "crane"), names)):
+        with pytest.raises(InputError, match="'crane' names several classes, so the teacher cannot be matched by names"):
+            match_outputs("the teacher", labels, len(labels), "classes", wanted)
 
 
 def test_the_checksum_of_weights_does_not_depend_on_their_format() -> None:

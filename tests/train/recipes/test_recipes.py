@@ -202,6 +202,7 @@ INVALID = {
     "--optimizer.name adamww": "lion, adafactor, muon; did you mean 'adamw'?",
     "--model.changes num_classes=3 --plan 8x80GiB": "num_classes, which follows from the data and the task: leave it out",
     "--init-set num_heads=3": "--init-set needs --init",
+    "--teacher x --distillation-temperature 7": "--distillation-temperature is for --distillation soft: give both",
     "--distillation soft": "--distillation needs --teacher WEIGHTS: give both, or leave it out",
     "--model.in-channels 0 --plan 8x80GiB": "in_channels",
     "--confg vit_s16": "did you mean '--config'?",
