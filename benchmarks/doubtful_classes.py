@@ -46,7 +46,7 @@ def main() -> None:
         is_wrong = np.zeros(len(true), bool)
         is_wrong[rng.permutation(len(true))[: round(SHARE * len(true))]] = True
         given = np.where(is_wrong, (true + rng.integers(1, count, len(true))) % count, true)
-        rows = [each.row for each in find_doubtful(x, given)]
+        rows = [each.row for each in find_doubtful(x, given)[0]]
         wrong, found = int(is_wrong.sum()), int(is_wrong[rows].sum())
         shares = (found / wrong, found / len(rows), is_wrong[rows[:wrong]].mean())
         of_wrong, of_found, of_first = (f"{share:.0%}" for share in shares)

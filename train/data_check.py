@@ -5,7 +5,7 @@ it: of 100 photographs of ImageNet, all are found as a JPEG of quality 40, at ha
 fiftieth of each side is cut off; two different photographs correlate by 0.77 at most.  Of the handwritten digits, 2 of
 359 held-out images are similar to a training image.
 
-With weights (`--init`), images whose class is probably wrong are found by their features, see
+With weights (`--init`), images whose class is doubtful are found by their features, see
 `train.inference.doubtful_classes`.
 """
 
@@ -24,8 +24,8 @@ from parity.checkpoints.surgery import drop_head
 from parity.checkpoints.weights import Checkpoint
 from parity.terminal import console
 from train.data.batches import DataLoader, default_workers
-from train.data.sources import Dataset, Examples
-from train.inference.doubtful_classes import find_doubtful
+from train.data.sources import Dataset, Examples, open_test_split
+from train.inference.doubtful_classes import NUM_FOLDS, find_doubtful
 from train.inference.model import load_predictor, predict_batches, require_pooling
 from train.inference.prediction_files import check_output, open_rows
 from train.inference.progress import progress_bar
@@ -52,8 +52,8 @@ class Finding(NamedTuple):
 
     kind: "unreadable", "same image", "similar image", "different targets", "doubtful class", "long" or "small".
     image, other: names of images; `other` is "" if the finding is about one image.
-    set, other_set: "training" or "held out".
-    detail: the error, the correlation, the targets, the class that it probably has, or the size.
+    set, other_set: "training", "held out" or "test".
+    detail: the error, the correlation, the targets, the class that the other images give it, or the size.
     """
 
     kind: str
@@ -81,6 +81,8 @@ class _Scanned(NamedTuple):
 def check_data(source: Dataset, recipe: Recipe, path: Path, twin: str) -> int:
     """Read all images of a data set, print what is odd about them, and write all findings to a CSV file.
 
+    They are the training and the held-out images, and those of a test split.
+
     Args:
         source: the data set.
         recipe: names it in `data`, and weights to look for wrong classes with in `init`.
@@ -88,27 +90,36 @@ def check_data(source: Dataset, recipe: Recipe, path: Path, twin: str) -> int:
         twin: "jax" or "torch", for these weights.
 
     Returns:
-        0; 1 if images are unreadable, or if the same image is in both sets, or has several targets.
+        0; 1 if images are unreadable, or if the same image is in two sets, or has several targets.
 
     Raises:
         InputError: the file cannot be written, or exists; or the weights cannot be used.
     """
     check_output("--check-data", path, (".csv",))
     weights = _load_weights(source, recipe) if recipe.init else None
-    train, held_out = (
-        _scan(name, examples) for name, examples in (("training", source.train), ("held out", source.held_out))
-    )
-    findings = [*_unreadable(train), *_unreadable(held_out), *_of_shapes(train), *_of_shapes(held_out)]
-    findings += [*_pairs(train, train, source), *_pairs(held_out, train, source)]
+    named = {"training": source.train, "held out": source.held_out}
+    rows = {"data": f"{recipe.data}: {len(source.train):,} training images, {len(source.held_out):,} held out"}
+    try:
+        test = None if source.split == "test" else open_test_split(recipe.data)
+    except InputError as error:  # such as a test split without targets
+        rows["not read"] = f"the split test: {error}"
+    else:
+        if test is not None:
+            named["test"] = test
+            rows["data"] += f", {len(test):,} test"
+    scanned = [_scan(name, examples) for name, examples in named.items()]
+    findings = [finding for each in scanned for finding in (*_unreadable(each), *_of_shapes(each))]
+    train, *others = scanned
+    pairs = [(train, train), *((other, train) for other in others), *([tuple(reversed(others))] if len(others) > 1 else [])]
+    findings += [finding for one, other in pairs for finding in _pairs(one, other, source)]
     if weights is not None:
-        findings += _doubtful(train, held_out, source, weights, twin)
+        doubtful, remarks = _doubtful(scanned, source, weights, twin)
+        findings += doubtful
+        rows |= remarks
     with open_rows(path, force=False, header=Finding._fields) as write:
         for finding in findings:
             write(finding._asdict())
-    rows = {"data": f"{recipe.data}: {len(source.train):,} training images, {len(source.held_out):,} held out"}
-    print_table(
-        console(), rows | dict(_summary(source, train, held_out, findings)) | {"findings": f"{len(findings):,}, in {path}"}
-    )
+    print_table(console(), rows | dict(_summary(source, scanned, findings)) | {"findings": f"{len(findings):,}, in {path}"})
     return int(
         any(
             each.kind in ("unreadable", "different targets") or (each.kind == "same image" and each.set != each.other_set)
@@ -233,13 +244,15 @@ def _load_weights(source: Dataset, recipe: Recipe) -> Checkpoint:
     return drop_head(checkpoint)[0] if checkpoint.config.num_classes else checkpoint
 
 
-def _doubtful(train: _Scanned, held_out: _Scanned, source: Dataset, weights: Checkpoint, twin: str) -> Iterator[Finding]:
-    """Yield the images of both sets whose class is doubtful, the most doubtful first."""
+def _doubtful(
+    sets: Sequence[_Scanned], source: Dataset, weights: Checkpoint, twin: str
+) -> tuple[list[Finding], dict[str, str]]:
+    """Return the images of all sets whose class is doubtful, the most doubtful first, and rows for the table."""
     predictor = load_predictor(weights, twin)
     preprocessing = weights.preprocessing or center_crop(weights.config.image_size)
     config = weights.config.replace(image_size=preprocessing.size)
     places, features, classes = list[tuple[_Scanned, int]](), [], []
-    for scanned in (train, held_out):
+    for scanned in sets:
         rows = [row for row in range(len(scanned.examples)) if row not in scanned.errors]
         if not rows:
             continue
@@ -254,11 +267,21 @@ def _doubtful(train: _Scanned, held_out: _Scanned, source: Dataset, weights: Che
         places += [(scanned, row) for row in rows]
         classes.append(targets)
     joined = np.concatenate(classes)
-    for found in find_doubtful(np.concatenate(features), joined):
+    doubtful, accuracy = find_doubtful(np.concatenate(features), joined)
+    remarks = {
+        "judged by": f"a classifier of features that has not seen the image, and is right for {accuracy:.1%} of them"
+    }
+    counts = np.bincount(joined)
+    if few := int(np.sum((counts > 0) & (counts < NUM_FOLDS))):
+        images = int(counts[counts < NUM_FOLDS].sum())
+        remarks["not classified"] = f"{images:,} images of {few:,} classes with fewer than {NUM_FOLDS} images"
+    findings = []
+    for found in doubtful:
         scanned, row = places[found.row]
         names = [source.classes[number] for number in (found.other, int(joined[found.row]))]
         detail = f"{names[0]} ({found.of_other:.2f}) rather than {names[1]} ({found.probability:.2f})"
-        yield Finding("doubtful class", scanned.name, scanned.examples.names[row], detail=detail)
+        findings.append(Finding("doubtful class", scanned.name, scanned.examples.names[row], detail=detail))
+    return findings, remarks
 
 
 def _target(target: Any, source: Dataset) -> str:
@@ -272,11 +295,9 @@ def _target(target: Any, source: Dataset) -> str:
 # Summary --------------------------------------------------------------------------------------------------------------
 
 
-def _summary(
-    source: Dataset, train: _Scanned, held_out: _Scanned, findings: Sequence[Finding]
-) -> Iterator[tuple[str, str]]:
+def _summary(source: Dataset, sets: Sequence[_Scanned], findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
     """Yield the rows of the printed table."""
-    sizes = np.concatenate([scanned.sizes[scanned.sizes[:, 0] > 0] for scanned in (train, held_out)])
+    sizes = np.concatenate([scanned.sizes[scanned.sizes[:, 0] > 0] for scanned in sets])
     if len(sizes):
         (least_w, least_h), (most_w, most_h), (w, h) = sizes.min(0), sizes.max(0), np.median(sizes, axis=0).astype(int)
         yield "sizes", f"{least_h}x{least_w} to {most_h}x{most_w} pixels, median {h}x{w}"
@@ -292,11 +313,11 @@ def _summary(
             "in both sets",
             "same image",
             True,
-            "held-out images with the pixels of a training image, which make scores too good",
+            "held-out or test images with the pixels of an image of another set, which make scores too good",
         ),
-        ("similar in both", "similar image", True, "held-out images that are similar to a training image"),
+        ("similar in both", "similar image", True, "held-out or test images that are similar to an image of another set"),
         ("targets differ", "different targets", None, "pairs of the same image with different targets"),
-        ("doubtful", "doubtful class", None, "images whose class is probably wrong, judged by the others"),
+        ("doubtful", "doubtful class", None, "images that the classifier gives another class"),
     ):
         found = [
             each
@@ -306,7 +327,7 @@ def _summary(
         if found:
             pairs = [f"{each.image}{f' and {each.other}' * bool(each.other)}" for each in found[:MAX_NAMED]]
             yield name, f"{text}: {len(found):,} ({', '.join(pairs)}{', ...' * (len(found) > MAX_NAMED)})"
-    if len(train.examples) > MAX_COMPARED:
+    if len(sets[0].examples) > MAX_COMPARED:
         yield "not compared", f"training images with each other, except for equal pixels: more than {MAX_COMPARED:,}"
 
 

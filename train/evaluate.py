@@ -201,6 +201,8 @@ def _prepare(args: argparse.Namespace) -> Evaluation:
         probes.draw_shots(targets[0], max(args.shots), args.seed, source.classes)
     if "linear" in methods:
         probes.validation_split(task, targets[0])
+    if model.data is not None and not is_own_data and spec.partition("?")[0] == model.data.partition("?")[0]:
+        notes = (*notes, f"the run was trained on {model.data}: its training images may be among those that are scored")
     return Evaluation(model, spec, source, task, targets, head, methods, is_own_data and model.corrupt == "skip", notes)
 
 

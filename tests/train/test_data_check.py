@@ -61,7 +61,10 @@ def test_the_same_image_in_both_sets_is_found_under_another_name_and_format(
 ) -> None:
     Image.open(photos / "train/cat/03.png").save(photos / "val/cat/leaked.bmp")
     status, printed, [row] = check(photos, capsys)
-    assert status == 1 and "held-out images with the pixels of a training image, which make scores too good: 1 (" in printed
+    assert (
+        status == 1
+        and "held-out or test images with the pixels of an image of another set, which make scores too good: 1 (" in printed
+    )
     assert (row["kind"], row["set"], row["other_set"]) == ("same image", "held out", "training")
     assert row["image"].endswith("leaked.bmp") and row["other"].endswith("03.png")
 
@@ -89,7 +92,7 @@ def test_an_image_that_was_saved_otherwise_is_similar(
     image.save(photos / "val/dog/again.png")
     status, printed, rows = check(photos, capsys)
     [row] = [row for row in rows if row["kind"] == "similar image"]
-    assert status == 0 and "held-out images that are similar to a training image: 1 (" in printed
+    assert status == 0 and "held-out or test images that are similar to an image of another set: 1 (" in printed
     assert row["image"].endswith("again.png") and row["other"].endswith("05.png") and row["set"] == "held out"
 
 
@@ -159,7 +162,8 @@ def test_wrong_classes_are_found_by_the_features_of_the_other_images() -> None:
     features = rng.normal(size=(600, 20)) + 4 * np.eye(20)[classes]
     is_wrong = rng.random(600) < 0.05
     given = np.where(is_wrong, (classes + rng.integers(1, 5, 600)) % 5, classes)
-    found = find_doubtful(features.astype(np.float32), given)
+    found, accuracy = find_doubtful(features.astype(np.float32), given)
+    assert 0.85 < accuracy < 0.97
     rows = [each.row for each in found]
     right = is_wrong[rows].sum()
     assert right / is_wrong.sum() > 0.8 and right / len(rows) > 0.6
@@ -170,7 +174,7 @@ def test_wrong_classes_are_found_by_the_features_of_the_other_images() -> None:
 
 def test_a_class_of_one_image_is_left_out() -> None:
     features = np.random.default_rng(0).normal(size=(11, 3)) + 9 * np.repeat([0, 1], [10, 1])[:, None]
-    assert find_doubtful(features, np.repeat([0, 1], [10, 1])) == []
+    assert find_doubtful(features, np.repeat([0, 1], [10, 1]))[0] == []
 
 
 def write_weights(path: Path, **changes: Any) -> Path:
@@ -186,15 +190,57 @@ def test_the_command_names_images_with_a_wrong_class(photos: Path, capsys: pytes
         Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(path)
     (photos / "train/cat/05.png").rename(photos / "train/dog/cat.png")
     (photos / "val/dog/01.png").rename(photos / "val/cat/dog.png")
-    status, printed, rows = check(photos, capsys, "--init", str(write_weights(photos.parent / "start.safetensors")))
-    assert status == 0 and "images whose class is probably wrong, judged by the others: " in printed
+    status, printed, rows = check(
+        photos, capsys, "--init", str(write_weights(photos.parent / f"{photos.name}.safetensors"))
+    )
+    assert status == 0 and "images that the classifier gives another class: " in printed
     found = {row["image"].rpartition("/")[2]: row["detail"] for row in rows if row["kind"] == "doubtful class"}
     assert found["cat.png"].startswith("cat (0.") and " rather than dog (0." in found["cat.png"] and "dog.png" in found
     assert len(found) <= 5
 
 
 def test_wrong_classes_need_weights_for_photographs(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    five = write_weights(photos.parent / "five.safetensors", in_channels=5, pixels={"mean": (0.5,), "std": (0.5,)})
-    arguments = ["--data", f"folder:{photos}", "--check-data", str(photos.parent / "t.csv"), "--init", str(five)]
+    five = write_weights(
+        photos.parent / f"{photos.name}.safetensors", in_channels=5, pixels={"mean": (0.5,), "std": (0.5,)}
+    )
+    arguments = [
+        "--data",
+        f"folder:{photos}",
+        "--check-data",
+        str(photos.parent / f"{photos.name}.csv"),
+        "--init",
+        str(five),
+    ]
     assert main("train.torch", lambda request: 7, arguments) == 2
     assert "takes images of 5 channels: give other weights" in capsys.readouterr().err
+
+
+def test_test_images_are_checked_too(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cat", "dog"):
+        (photos / "test" / name).mkdir(parents=True)
+        photograph(500 + len(name) + (name == "dog")).save(photos / "test" / name / "0.png")
+    Image.open(photos / "train/cat/03.png").save(photos / "test/cat/of training.bmp")
+    Image.open(photos / "val/dog/01.png").save(photos / "test/dog/held out.bmp")
+    (photos / "test/dog/broken.jpg").write_bytes(b"no image")
+    status, printed, rows = check(photos, capsys)
+    assert status == 1 and "24 training images, 6 held out, 5 test" in printed
+    found = {(row["kind"], row["set"], row["other_set"]) for row in rows}
+    same = {("same image", "test", each) for each in ("training", "held out")}
+    assert found == {("unreadable", "test", ""), *same}
+
+
+def test_the_images_that_are_set_aside_are_checked(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in list(photos.glob("train/*/*.png")):
+        Image.open(path).save(path.with_suffix(".bmp"))  # each training image twice
+    table = photos.parent / f"{photos.name}.csv"
+    main("train.torch", lambda request: 7, ["--data", f"folder:{photos}?test=0.25", "--check-data", str(table)])
+    assert "36 training images, 6 held out, 12 test" in capsys.readouterr().out
+    sets = {(row["set"], row["other_set"]) for row in csv.DictReader(table.read_text().splitlines())}
+    assert ("test", "training") in sets
+
+
+def test_classes_of_few_images_are_named_as_not_judged(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in [*photos.glob("train/cat/*.png")][1:]:
+        path.unlink()
+    printed = check(photos, capsys, "--init", str(write_weights(photos.parent / f"{photos.name}.safetensors")))[1]
+    assert "not classified" in printed and "4 images of 1 classes with fewer than 5 images" in printed

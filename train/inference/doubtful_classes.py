@@ -1,4 +1,4 @@
-"""Images whose class is probably wrong, because a classifier that learnt from the other images gives them another one.
+"""Images whose class is doubtful, because a classifier that learnt from the other images gives them another one.
 
 Source: confident learning (arXiv 1911.00068).  A logistic regression on frozen features, fitted to four fifths of the
 images at a time, gives the probabilities of the rest.  An image counts as of class j if its probability for j is at least
@@ -28,7 +28,7 @@ class Doubtful(NamedTuple):
     """An image whose class is doubtful.
 
     row: its index.
-    other: the class that it probably has.
+    other: the class that the other images give it.
     probability, of_other: of the class that it has, and of the other.
     """
 
@@ -38,8 +38,10 @@ class Doubtful(NamedTuple):
     of_other: float
 
 
-def find_doubtful(features: Array, classes: Array) -> list[Doubtful]:
-    """Return the images whose class is doubtful, the most doubtful first.
+def find_doubtful(features: Array, classes: Array) -> tuple[list[Doubtful], float]:
+    """Return the images whose class is doubtful, the most doubtful first, and the accuracy of the classifier.
+
+    The better it is, the more of the findings are wrong classes.
 
     features: (N, D).    classes: (N,) class numbers.
 
@@ -58,10 +60,11 @@ def find_doubtful(features: Array, classes: Array) -> list[Doubtful]:
     other = confident.argmax(1)
     rows = np.flatnonzero((confident.max(1) > own) & (other != classes) & is_known[classes])
     margins = own[rows] - probabilities[rows, other[rows]]
-    return [
+    found = [
         Doubtful(row, int(other[row]), float(own[row]), float(probabilities[row, other[row]]))
         for row in rows[np.argsort(margins, kind="stable")].tolist()
     ]
+    return found, float(np.mean(probabilities.argmax(1) == classes))
 
 
 def _cross_validated(features: Array, classes: Array) -> Array:

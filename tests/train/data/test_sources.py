@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from tests import DATA
-from train.data.sources import FileAccessError, decode, digits, open_dataset, read_image, stratified_split
+from train.data.sources import FileAccessError, decode, digits, open_dataset, open_test_split, read_image, stratified_split
 from train.data.sources.splitting import split_rows
 from vit_spec import InputError
 
@@ -164,6 +164,14 @@ def test_a_test_split_is_set_aside_and_never_trained_on(photos: Path) -> None:
     assert set(of_test.train.names) == names[0] | names[1]
     assert set(open_dataset(spec, 0.5).held_out.names).isdisjoint(names[2])
     assert "set aside as test: 3 of 12 images, 25% of every class" in of_run.notes
+
+
+def test_a_test_split_of_the_digits_can_be_set_aside() -> None:
+    source = open_dataset("digits?test=0.2")
+    assert len(source.held_out) == 288 and open_test_split("digits") is None
+    test = open_test_split("digits?test=0.2")
+    assert test is not None and len(test) == 359
+    assert "'test=' has no value: give one, or leave it out" in error_message("digits?test=")
 
 
 def test_a_test_split_is_set_aside_beside_a_validation_split(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ To add a source:
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from train.data.sources import cifar, digits, folder, hub, idx, npz, parquet, table, tar
@@ -32,6 +33,7 @@ from train.data.sources.splitting import (
     DEFAULT_SHARE,
     VALIDATION_NAMES,
     choose_held_out,
+    load_split,
     set_test_aside,
     stratified_split,
     typical_size,
@@ -39,7 +41,7 @@ from train.data.sources.splitting import (
 from vit_spec import InputError, nearest
 
 __all__ = ["Dataset", "Examples", "FileAccessError", "decode", "open_dataset", "read_image", "stratified_split"]
-__all__ += ["typical_size"]
+__all__ += ["open_test_split", "typical_size"]
 
 
 TEST_OPTION = "test"  # of every source: the share of the training images that is set aside
@@ -81,24 +83,43 @@ def open_dataset(spec: str, held_out: float | str | None = None) -> Dataset:
     """
     if isinstance(held_out, float) and not 0 < held_out < 1:
         raise InputError(f"held_out is {held_out}: give a share between 0 and 1, or the name of a split")
+    with _opened(spec) as (data, is_set_aside):
+        has_validation = any(split in data.splits for split in VALIDATION_NAMES)
+        is_default = is_set_aside and held_out is None and not has_validation
+        return choose_held_out(data, DEFAULT_SHARE if is_default else held_out)
+
+
+def open_test_split(spec: str) -> Examples | None:
+    """Return the split "test" of a data set; None if it has none.
+
+    Raises:
+        InputError: as `open_dataset`.
+    """
+    with _opened(spec) as (data, _):
+        return load_split(data, "test") if "test" in data.splits else None
+
+
+@contextmanager
+def _opened(spec: str) -> Iterator[tuple[DatasetSplits, bool]]:
+    """Yield the splits of a data set, and whether a test split was set aside.
+
+    Raises:
+        InputError: as `open_dataset`; also for an OSError in the context.
+    """
     name, colon, where = spec.partition(":")
+    if name.startswith("digits?"):
+        name, where = "digits", name.removeprefix("digits")
     kind = _SOURCES.get(name)
     if kind is not None and name != "digits" and not where:
         raise InputError(f"{spec!r} does not say where the images are: give {kind.usage}")
     if kind is None or (name == "digits" and colon):
         usages = ", ".join(known.usage for known in _SOURCES.values())
         raise InputError(f"unknown data {spec!r}: give one of {usages}{nearest(name, _SOURCES)}")
-    if name == "digits":
-        return choose_held_out(digits.open_splits(), held_out)
     place, options = _parse_options(where, kind)
     share = options.pop(TEST_OPTION, None)
     try:
-        data = kind.open_splits(place, **options)
-        if share is None:
-            return choose_held_out(data, held_out)
-        data = set_test_aside(data, _parse_share(share))
-        has_validation = any(split in data.splits for split in VALIDATION_NAMES)
-        return choose_held_out(data, DEFAULT_SHARE if held_out is None and not has_validation else held_out)
+        data = kind.open_splits(*([] if name == "digits" else [place]), **options)
+        yield (data, False) if share is None else (set_test_aside(data, _parse_share(share)), True)
     except OSError as error:
         raise_if_inaccessible(error, error.filename or place)
         raise
@@ -127,7 +148,9 @@ def _parse_options(where: str, kind: _SourceKind) -> tuple[str, dict[str, str]]:
     for pair in match[2].split("&"):
         option, _, value = pair.partition("=")
         known = (*kind.options, TEST_OPTION)
-        if option not in known or not value:
+        if option in known and not value:
+            raise InputError(f"{pair!r} has no value: give one, or leave it out")
+        if option not in known:
             allowed = f"give {', '.join(f'{name}=...' for name in known)}"
             raise InputError(f"{pair!r} is not an option of {kind.usage}: {allowed}{nearest(option, known)}")
         options[option] = value

@@ -46,12 +46,12 @@ def choose_held_out(data: DatasetSplits, held_out: float | str | None) -> Datase
         InputError: a missing split, a split without images, invalid targets, or training images of a single class.
     """
     train_name, held_out_name = _choose_splits(data, held_out)
-    train = _load_split(data, train_name)
+    train = load_split(data, train_name)
     if data.task == "classes" and len(only := np.unique(train.targets)) == 1:
         raise InputError(f"{data.place} holds one class, {data.classes[only[0]]}: a classifier needs two or more")
     notes = [*data.notes, *train.notes]
     if held_out_name is not None:
-        evaluation = _load_split(data, held_out_name)
+        evaluation = load_split(data, held_out_name)
         notes += evaluation.notes
         notes.append(
             f"held out: the split {held_out_name} of the data, {len(evaluation):,} images; {len(train):,} in {train_name}"
@@ -89,7 +89,7 @@ def set_test_aside(data: DatasetSplits, share: float) -> DatasetSplits:
     train_name, _ = _choose_splits(data, None)
     if "test" in data.splits:
         raise InputError(f"{data.place} has a test split: leave ?test={share:g} out")
-    whole, groups = _load_split(data, train_name), data.groups.get(train_name)
+    whole, groups = load_split(data, train_name), data.groups.get(train_name)
     kept, aside = split_rows(whole.targets, data.task, share, groups)
     if not len(kept) or not len(aside):
         raise InputError(
@@ -97,12 +97,12 @@ def set_test_aside(data: DatasetSplits, share: float) -> DatasetSplits:
         )
     others = {name: split for name, split in data.splits.items() if name != train_name}
     parts = {"train": kept, "test": aside}
-    how = "drawn at random" if data.task == "values" else f"of every {'class' if data.task == 'classes' else 'label'}"
+    how, part = _describe_choice(data, train_name), len(aside) / len(whole)
     return replace(
         data,
         splits={name: partial(whole.take, rows) for name, rows in parts.items()} | others,
         groups={**data.groups, **({} if groups is None else {name: groups[rows] for name, rows in parts.items()})},
-        notes=(*data.notes, *whole.notes, f"set aside as test: {len(aside):,} of {len(whole):,} images, {share:.0%} {how}"),
+        notes=(*data.notes, *whole.notes, f"set aside as test: {len(aside):,} of {len(whole):,} images, {part:.0%} {how}"),
     )
 
 
@@ -164,17 +164,19 @@ def _join_words(names: list[str]) -> str:
 
 
 def _describe_held_out(data: DatasetSplits, train_name: str, train: int, held_out: int, share: float) -> str:
-    how = "drawn at random" if data.task == "values" else f"of every {'class' if data.task == 'classes' else 'label'}"
-    groups = ", groups kept together" if train_name in data.groups else ""
     unused = [name for name in data.splits if name != train_name]
     only = f"; {train_name} is the only split" if train_name in HELD_OUT_NAMES else ""
     rest = f"; {_join_words(unused)} not used" if unused else only
-    return (
-        f"held out: {held_out:,} of {train + held_out:,} images, {share:.0%} {how}{groups}, the same for every seed{rest}"
-    )
+    how = _describe_choice(data, train_name)
+    return f"held out: {held_out:,} of {train + held_out:,} images, {share:.0%} {how}, the same for every seed{rest}"
 
 
-def _load_split(data: DatasetSplits, name: str) -> Examples:
+def _describe_choice(data: DatasetSplits, train_name: str) -> str:
+    how = "drawn at random" if data.task == "values" else f"of every {'class' if data.task == 'classes' else 'label'}"
+    return how + ", groups kept together" * (train_name in data.groups)
+
+
+def load_split(data: DatasetSplits, name: str) -> Examples:
     """Return the examples of a split; refuse targets that are invalid for the task, naming the first such image."""
     split = data.splits[name]()
     targets, count = split.targets, len(data.classes)
