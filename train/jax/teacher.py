@@ -18,9 +18,9 @@ Tree = Any
 
 
 class TeacherModel:
-    """A trained model whose answers a student learns.  All devices have all of its parameters.
+    """A trained model whose answers a student learns; its parameters are replicated.
 
-    params: they, as an argument of the compiled step.
+    params: the parameters, an argument of the compiled step.
     """
 
     def __init__(self, teacher: Teacher, student: ViTConfig, recipe: Recipe, replicated: NamedSharding) -> None:

@@ -94,7 +94,8 @@ class Recipe:
     """Temperature of the teacher's and the student's probabilities for --distillation soft."""
     data: str = "digits"
     """The data set: digits (1,797 handwritten digits, no download), folder:PATH (class folders of images),
-    parquet:PATH, npz:FILE, idx:PATH, cifar:PATH, csv:TABLE, tar:PATTERN or hf://OWNER/NAME; see docs/reference/data.md."""
+    parquet:PATH, npz:FILE, idx:PATH, cifar:PATH, csv:TABLE, tar:PATTERN or hf://OWNER/NAME; see docs/reference/data.md.
+    ?test=0.2 behind it sets a test split aside."""
     held_out: float | str | None = None
     """The images for evaluation: the name of a split of the data, or a share of every class of the training images. None:
     the data's validation split, else its test split, else 0.2."""
@@ -127,8 +128,8 @@ class Recipe:
     label_smoothing: float = 0.0
     """Share of a target that is distributed evenly over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
-    """Weights of the classes or labels in the training loss. balanced: one over their frequency, so that rare ones count
-    as much as frequent ones together."""
+    """Weights of the classes or labels in the training loss. balanced: one over their frequency, so that all classes have
+    the same weight in an epoch."""
     sampling: Literal["uniform", "balanced"] = "uniform"
     """The images of an epoch. uniform: each once. balanced: as many of each class, those of a rare class several times."""
     ema: float = 0.0

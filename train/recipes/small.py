@@ -75,15 +75,15 @@ def small_photos(data: DataInfo = IMAGENET) -> Recipe:
 
     python -m train.jax --config small_photos --init timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k --data folder:photos
 
-    With --init, the model is that of the weights.  Without, a model of 1.2 million parameters learns from scratch at 64x64
-    pixels, and such few photographs teach it little.
+    With --init, the model is that of the weights.  Without, a model of 1.2 million parameters is trained from scratch at
+    64x64 pixels, with a lower accuracy.
 
-    The run has about 20,000 images, in 10 to 60 epochs.  AdamW with layer-wise learning-rate decay of 0.75, crops of at
-    least 35 % of the image, mirror images, label smoothing.
+    The run has 20,000 images, but not fewer than 10 epochs nor more than 60.  AdamW with layer-wise learning-rate decay of
+    0.75, crops of at least 35 % of the image, mirror images, label smoothing.
 
     Hardware: 2 cores of an AMD EPYC.  Time: 21 min for 20,000 images with ViT-Ti/16 at 224x224 (16 images/s), 2 min from
     scratch.  Accuracy: of 5,000 test images of five classes of CIFAR-10, with 400 training images of each class, 66.1 %
-    from scratch, and 70.1 % from weights that know 4,000 images of other classes; with 20 of each, 44.0 % and 53.7 %.
+    from scratch, and 70.1 % from weights trained on 4,000 images of other classes; with 20 of each, 44.0 % and 53.7 %.
     """
     plain = ("tokens.class_token=False", "positions.kind=fixed", "positions.table=sincos_2d_big_vision", "head.pool=mean")
     shape = ("patch_size=8", "width=128", "depth=6", "num_heads=4", "mlp_dim=512")

@@ -12,9 +12,9 @@ from vit_spec import ViTConfig
 
 
 class TeacherModel:
-    """A trained model whose answers a student learns.  All processes have all of its parameters.
+    """A trained model whose answers a student learns; its parameters are replicated.
 
-    model: it.
+    model: the model, in evaluation mode.
     """
 
     def __init__(
