@@ -157,10 +157,15 @@ def test_an_interval_contains_the_true_accuracy_as_often_as_it_says() -> None:
     assert 0.91 < inside / 400 < 0.98
 
 
-def test_many_classes_have_areas_without_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scores, "MAX_RANKED", 6)
-    found = score("classes", *classes(2), NAMES, resamples=10).overall
-    assert found["auroc"].value > 0.5 and np.isnan(found["auroc"].low) and found["f1"].low < found["f1"].high
+def test_areas_of_large_sets_have_intervals_of_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs, targets = classes(2)
+    few = score("classes", outputs, targets, NAMES, resamples=30).overall
+    monkeypatch.setattr(scores, "MAX_RANKED_ENTRIES", 30 * outputs.size)
+    monkeypatch.setattr(scores, "MIN_RANKED_RESAMPLES", 5)
+    monkeypatch.setattr(scores, "MAX_WEIGHTS", 20 * len(outputs))  # 20 resamples at a time
+    found = score("classes", outputs, targets, NAMES, resamples=100).overall
+    assert (found["auroc"].low, found["auroc"].high) == pytest.approx((few["auroc"].low, few["auroc"].high))
+    assert found["f1"] == score("classes", outputs, targets, NAMES, resamples=100).overall["f1"] != few["f1"]
 
 
 def test_one_class_alone_has_no_area() -> None:

@@ -30,7 +30,9 @@ Array = NDArray[Any]
 RESAMPLES = 1000
 LEVEL = 0.95
 MAX_WEIGHTS = 1 << 22  # in memory at once
-MAX_RANKED = 50  # classes or labels: for more, AUROC and average precision have no interval, because each is sorted
+# AUROC and average precision take a pass over all images for each class and resample.  For large sets their intervals are
+# of fewer resamples: as many as give this number of entries, and at least these.
+MAX_RANKED_ENTRIES, MIN_RANKED_RESAMPLES = 1 << 29, 100
 CALIBRATION_BINS = 15
 
 
@@ -80,8 +82,11 @@ def score(
         metrics = _OfLabels(x, y.astype(bool))
     else:
         metrics = _OfValues(x, y.astype(np.float64))
-    found = metrics(np.ones((1, len(x))))
-    drawn = [metrics(weights) for weights in _resamples(len(x), resamples, seed)]
+    found, drawn = metrics(np.ones((1, len(x))), 1), []
+    ranked = max(MIN_RANKED_RESAMPLES, MAX_RANKED_ENTRIES // x.size)  # resamples of AUROC and average precision
+    for weights in _resamples(len(x), resamples, seed):
+        drawn.append(metrics(weights, min(ranked, len(weights))))
+        ranked -= min(ranked, len(weights))
     overall, each = [
         _with_intervals(part, [of[n] for of in drawn], trials)
         for n, (part, trials) in enumerate(zip(found, metrics.trials, strict=True))
@@ -120,7 +125,7 @@ def _with_intervals(
         if drawn and metric in drawn[0]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # undefined in all of them: NaN
-                parts = np.concatenate([part[metric] for part in drawn], axis=1)
+                parts = np.concatenate([part[metric] for part in drawn if metric in part], axis=1)
                 ends = list(np.nanpercentile(parts, (tail, 100 - tail), axis=1))
                 is_point = np.nanmin(parts, axis=1) == np.nanmax(parts, axis=1)
             undefined = [np.full(len(values), np.nan)] * 2
@@ -146,7 +151,8 @@ def _binomial_ends(shares: Array, trials: Array) -> list[Array]:
 Metrics = tuple[dict[str, Array], dict[str, Array]]
 
 
-# `trials` of the classes below: the numbers of answers of those metrics that are shares of right answers, of both kinds.
+# The classes below compute them for weights (R, N), and AUROC and average precision for the first `ranked` of these.
+# `trials` has the numbers of answers of those metrics that are shares of right answers, of both kinds.
 
 
 class _OfClasses:
@@ -174,17 +180,17 @@ class _OfClasses:
         answers = {"precision": self._as_class.sum(1), "recall": self._of_class.sum(1)}
         self.trials: tuple[dict[str, Array], ...] = ({"accuracy": images, "top5_accuracy": images}, answers)
 
-    def __call__(self, weights: Array) -> Metrics:
+    def __call__(self, weights: Array, ranked: int) -> Metrics:
         total = weights.sum(1)
         overall = {"accuracy": weights @ self._correct / total}
         if self._in_top5 is not None:
             overall["top5_accuracy"] = weights @ self._in_top5 / total
         each = _of_decisions(*(part @ weights.T for part in (self._of_class, self._as_class, self._found)))
-        ranked = _of_rankings(self._probabilities.T, self._one_against_rest, weights)
+        rankings = _of_rankings(self._probabilities.T, self._one_against_rest, weights[:ranked])
         overall |= {"balanced_accuracy": _mean(each["recall"]), "f1": _mean(each["f1"])}
-        overall |= {metric: _mean(values) for metric, values in ranked.items()}
+        overall |= {metric: _mean(values) for metric, values in rankings.items()}
         overall |= {"log_loss": weights @ self._log_losses / total, "ece": self._gaps(weights)}
-        return {metric: values[None] for metric, values in overall.items()}, each | ranked
+        return {metric: values[None] for metric, values in overall.items()}, each | rankings
 
 
 class _OfLabels:
@@ -196,15 +202,15 @@ class _OfLabels:
         self._gaps = _CalibrationGaps(sigmoid(logits).ravel(), labels.ravel().astype(np.float64))
         self.trials: tuple[dict[str, Array], ...] = ({}, {"precision": self._predicted.sum(0), "recall": labels.sum(0)})
 
-    def __call__(self, weights: Array) -> Metrics:
+    def __call__(self, weights: Array, ranked: int) -> Metrics:
         total = weights.sum(1)
         labels, predicted = self._labels.T.astype(np.float64), self._predicted.T.astype(np.float64)
         each = _of_decisions(*(part @ weights.T for part in (labels, predicted, labels * predicted)))
-        ranked = _of_rankings(self._logits.T, self._labels.T, weights)
-        overall = {metric: _mean(values) for metric, values in ranked.items()} | {"f1": _mean(each["f1"])}
+        rankings = _of_rankings(self._logits.T, self._labels.T, weights[:ranked])
+        overall = {metric: _mean(values) for metric, values in rankings.items()} | {"f1": _mean(each["f1"])}
         overall |= {"label_accuracy": weights @ self._right / total, "log_loss": weights @ self._losses / total}
         overall |= {"ece": self._gaps(np.repeat(weights, len(labels), axis=1))}
-        return {metric: values[None] for metric, values in overall.items()}, ranked | each
+        return {metric: values[None] for metric, values in overall.items()}, rankings | each
 
 
 class _OfValues:
@@ -214,7 +220,7 @@ class _OfValues:
         self._is_constant = np.ptp(targets, axis=0) == 0
         self.trials: tuple[dict[str, Array], ...] = ({}, {})
 
-    def __call__(self, weights: Array) -> Metrics:
+    def __call__(self, weights: Array, ranked: int) -> Metrics:
         total = weights.sum(1)
         mae, square = (part.T @ weights.T / total for part in (np.abs(self._errors), np.square(self._errors)))
         # From the mean of the set, so that the difference of squares loses no digits
@@ -278,11 +284,11 @@ def _of_decisions(support: Array, answers: Array, found: Array) -> dict[str, Arr
 
 
 def _of_rankings(scores: Array, positive: Array, weights: Array) -> dict[str, Array]:
-    """Return the metrics of C rankings, (C, R) each; none for resamples of too many rankings.
+    """Return the metrics of C rankings, (C, R) each; none without weights.
 
     scores, positive: (C, N).    weights: (R, N).
     """
-    if len(scores) > MAX_RANKED and len(weights) > 1:
+    if not len(weights):
         return {}
     found = [_areas(*each, weights) for each in zip(scores, positive, strict=True)]
     areas, precisions = (np.stack(part) for part in zip(*found, strict=True))
