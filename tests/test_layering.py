@@ -113,6 +113,7 @@ def run(code: str) -> str:
     """Run Python code in a new process, assert that it succeeds, and return its output."""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "WARNING:absl" not in done.stderr  # grain misses jax, where it is not installed
     return done.stdout
 
 

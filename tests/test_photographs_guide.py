@@ -21,6 +21,7 @@ from parity.checkpoints.writing import write
 from parity.comparison.reproducible_init import weights
 from tests import ROOT
 from tests.test_wheel import site  # noqa: F401  # a fixture
+from train.data.sources import open_dataset
 
 GUIDE = (ROOT / "docs" / "guides" / "photographs.md").read_text()
 COMMANDS = re.findall(r"^python (-m .*)$", GUIDE, re.MULTILINE)
@@ -81,15 +82,20 @@ def test_the_data_are_checked(folder: Path, outputs: dict[str, str]) -> None:
     assert (folder / "findings.csv").read_text().startswith("kind,set,image")
 
 
-def test_the_model_is_scored_on_images_that_it_has_not_seen(folder: Path, outputs: dict[str, str]) -> None:
+def test_the_model_is_scored_on_images_that_it_has_not_seen(
+    folder: Path, outputs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     scores = json.loads((folder / "report" / "scores.json").read_text())
     low, high = scores["intervals"]["accuracy"]
     assert scores["held_out"] == 9 and 0 <= low <= scores["accuracy"] <= high <= 1
     assert scores["accuracy"] > scores["constant"]["accuracy"] == pytest.approx(1 / 3)
     assert "one answer for all images: 33.3%" in outputs[COMMANDS[3]]
     with (folder / "report" / "predictions.csv").open() as file:
-        tested = {Path(row["image"]).name for row in csv.DictReader(file)}
-    assert len(tested) <= 9
+        tested = [row["image"] for row in csv.DictReader(file)]
+    monkeypatch.chdir(folder)
+    source = open_dataset("folder:photos?test=0.2")
+    seen = {*source.train.names, *source.held_out.names}
+    assert len(seen) == 33 and len({*tested}) == 9 and seen.isdisjoint(tested)
     for picture in ("confusion.png", *(["mistakes.png"] if scores["accuracy"] < 1 else [])):
         with Image.open(folder / "report" / picture) as image:
             assert image.format == "PNG" and min(image.size) > 100

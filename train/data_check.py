@@ -268,9 +268,7 @@ def _doubtful(
         classes.append(targets)
     joined = np.concatenate(classes)
     doubtful, accuracy = find_doubtful(np.concatenate(features), joined)
-    remarks = {
-        "judged by": f"a classifier of features that has not seen the image, and is right for {accuracy:.1%} of them"
-    }
+    remarks = {"classifier": f"fitted to the features of other images; it gives {accuracy:.1%} of the images their class"}
     counts = np.bincount(joined)
     if few := int(np.sum((counts > 0) & (counts < NUM_FOLDS))):
         images = int(counts[counts < NUM_FOLDS].sum())

@@ -44,7 +44,7 @@ from train.inference.model import (
 )
 from train.inference.progress import progress_bar
 from train.inference.scores import RESAMPLES, score, score_answers
-from train.loop.metrics import PRIMARY_METRIC, compute_metrics, constant_score, format_metric
+from train.loop.metrics import PRIMARY_METRIC, constant_score, format_metric
 from train.recipes import Task
 from vit_spec import InputError
 
@@ -251,7 +251,6 @@ def _results(evaluation: Evaluation, features: tuple[Any, ...], args: argparse.N
             }
     if "linear" in evaluation.methods:
         probe = probes.linear_probe(evaluation.task, train, train_targets, held_out)
-        metrics = compute_metrics(evaluation.task, probe.outputs, held_out_targets, names)
         scores = score(
             evaluation.task,
             probe.outputs,
@@ -262,7 +261,9 @@ def _results(evaluation: Evaluation, features: tuple[Any, ...], args: argparse.N
         )
         setting = {"l2": probe.strength, "validation": probe.validated, "converged": probe.converged}
         result = head_result(scores, constant_score(evaluation.task, held_out_targets))
-        yield {"method": "linear", **setting, **metrics, **result}
+        if evaluation.task == "labels":  # each by itself, under the names that the trainers' records have
+            result |= {f"auroc/{name}": of["auroc"].value for name, of in scores.each.items()}
+        yield {"method": "linear", **setting, **result}
     if "few-shot" in evaluation.methods:
         for shots in args.shots:
             name, grids = f"z/{evaluation.spec}_{shots}shot", []  # big_vision's name of the metric

@@ -123,18 +123,19 @@ def print_plan(trainer: str, request: Request, text: str) -> int:
 
 
 def with_teacher(estimate_memory: Estimator, teacher: ViTConfig) -> Estimator:
-    """Return an estimator that adds a teacher: all of its parameters, the widest layer of a block, and a forward pass.
+    """Return an estimator that adds a teacher: its parameters, what a forward pass holds at once, and its FLOPs.
 
-    Every device of the axis `tensor` has the whole teacher.
+    A forward pass holds most in the MLP of a block: its input, hidden units and output, beside the images and their patches
+    in float32.  Attention weights are not counted: a fused kernel has none.  Every device of the axis `tensor` computes the
+    whole teacher.
     """
 
     def estimate(config: ViTConfig, recipe: Recipe, sizes: AxisSizes) -> MemoryEstimate:
         found = estimate_memory(config, recipe, sizes)
         step = Step.of(teacher, recipe, sizes, 4)
-        tokens, inner = teacher.num_prefix + step.patches, teacher.num_heads * teacher.head_dim
         hidden = teacher.mlp_dim * (2 if teacher.mlp.activation == "swiglu" else 1)
-        widest = tokens * (2 * teacher.width + max(3 * inner + teacher.num_heads * tokens, 2 * hidden))
-        memory = 4 * count(teacher) + step.images * step.compute_bytes * widest
+        held = (teacher.num_prefix + step.patches) * (5 * teacher.width + 2 * hidden)
+        memory = 4 * count(teacher) + step.images * (step.compute_bytes * held + 2 * 4 * step.image_bytes)
         forward = recipe.batch_size * sizes["tensor"] * flops(teacher)
         return replace(found, memory=found.memory | {"teacher": memory}, flops=found.flops + forward)
 
@@ -199,7 +200,10 @@ def open_or_assume_imagenet(spec: str, held_out: float | str | None = None) -> D
 
 
 def _memory_rows(estimate: MemoryEstimate) -> dict[str, str]:
-    remarks = {"attention weights": "; none with a fused attention kernel"}
+    remarks = {
+        "attention weights": "; none with a fused attention kernel",
+        "teacher": ", without attention weights",
+    }
     rows = {f"  {name}": _format_bytes(size) + remarks.get(name, "") for name, size in estimate.memory.items()}
     return {"memory per device": _format_bytes(estimate.total), **rows}
 

@@ -5,6 +5,7 @@ may span two epochs.  The augmentation of an image depends only on (seed, epoch,
 the number of threads, processes or machines that prepare it, or on earlier random numbers.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -225,7 +226,8 @@ class DataLoader:
 
     def _batches(self, load: Any, first: int, end: int) -> Iterator[Batch]:
         """Yield the batches of `load(first)` to `load(end - 1)`, prepared ahead by threads or processes."""
-        import grain  # imported late because it imports jax, if jax is installed
+        with _quiet_absl():  # without jax, grain warns that it cannot profile with it
+            import grain  # imported late because it imports jax, if jax is installed
 
         local_size = len(self._indices)
         shape = (*self.config.image_size, self.config.in_channels)
@@ -255,6 +257,20 @@ class DataLoader:
         except InputError as error:
             raise InputError(f"{error}{self.error_hint}") from None
         raise InputError(f"{self.examples.names[row]} could not be read a moment ago: look at the disk")
+
+
+@contextmanager
+def _quiet_absl() -> Iterator[None]:
+    """Show only errors that absl logs."""
+    from absl import logging as absl_logging
+
+    logger = absl_logging.get_absl_logger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

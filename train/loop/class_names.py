@@ -1,5 +1,6 @@
 """The outputs of a classifier that belong to the classes, labels or values of a data set, by their names."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,9 +35,10 @@ def match_outputs(
         return np.arange(len(names))
     if tuple(labels) == tuple(names):
         return np.arange(len(names))
-    if missing := [name for name in names if name not in labels]:
+    times, wanted = Counter(labels), Counter(names)
+    if missing := [name for name in names if name not in times]:
         raise InputError(f"the data has the {SINGULAR[task]} {missing[0]!r}, which {model} does not have")
-    if twice := [name for name in names if list(labels).count(name) > 1 or list(names).count(name) > 1]:
+    if twice := [name for name in names if times[name] > 1 or wanted[name] > 1]:
         raise InputError(f"{twice[0]!r} names several {task}, so {model} cannot be matched by names")
     index = {label: i for i, label in enumerate(labels)}
     return np.array([index[name] for name in names])

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
+from parity.checkpoints.surgery import select_outputs
 from parity.checkpoints.weights import as_checkpoint
 from tests.twins import perturbed_params
 from train.data.augment import Mix, mix_images, mix_targets
@@ -360,6 +361,13 @@ def test_the_outputs_of_initial_weights_are_matched_by_name(
         found, old = parity.to_jax(checkpoint)[head]["bias"], np.asarray(params[head]["bias"])
         assert np.array_equal(found, old[outputs]) if outputs else not np.isin(found, old).any()
     assert checkpoint.labels == (tuple(names) if outputs else None)
+
+
+@pytest.mark.parametrize("outputs", [[], [0, 0], [5], [-1]])
+def test_outputs_that_are_not_there_or_given_twice_are_refused(outputs: list[int]) -> None:
+    weights = as_checkpoint(perturbed_params(CONFIG), CONFIG, "jax")
+    with pytest.raises(InputError, match="give different numbers from 0 to 4"):
+        select_outputs(weights, outputs)
 
 
 def test_a_run_folder_as_init_means_its_best_weights(checkpoint_path: Path) -> None:

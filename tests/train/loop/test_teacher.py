@@ -21,6 +21,7 @@ import train.torch.losses
 import vit_spec
 import vit_torch
 from parity.checkpoints.weights import Checkpoint, as_checkpoint, checksum
+from tests.torch_costs import LiveTensors
 from tests.twins import perturbed_params
 from train.data.sources import open_dataset
 from train.loop import session
@@ -42,6 +43,7 @@ SIZES: dict[str, Any] = {"patch_size": 4, "width": 16, "depth": 2, "num_heads": 
 COLOUR = vit_spec.get("vit_ti16", image_size=(12, 16), **SIZES, pixels={"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)})
 GREY = vit_spec.get("vit_ti16", image_size=(8, 8), in_channels=1, **SIZES, pixels={"mean": (0.3,), "std": (0.7,)})
 DIGITS = tuple("0123456789")
+ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 
 
 def weights_of(config: ViTConfig) -> Checkpoint:
@@ -192,10 +194,30 @@ def test_a_plan_adds_what_a_teacher_needs() -> None:
     config, sizes = GREY, {"data": 2, "fsdp": 1, "tensor": 2}
     recipe = Recipe(batch_size=8)
     plain, taught = (each(config, recipe, sizes) for each in (estimate_memory, with_teacher(estimate_memory, COLOUR)))
-    tokens = COLOUR.num_prefix + 12
-    widest = tokens * (2 * 16 + max(3 * 16 + 2 * tokens, 2 * 32))
-    assert taught.total - plain.total == 4 * (vit_spec.count(COLOUR) + 4 * widest)
+    held = (COLOUR.num_prefix + 12) * (5 * 16 + 2 * 32)
+    assert taught.total - plain.total == 4 * (vit_spec.count(COLOUR) + 4 * (held + 2 * 12 * 16 * 3))
     assert taught.flops - plain.flops == 2 * 8 * vit_spec.flops(COLOUR)
+
+
+class PeakOfLiveTensors(LiveTensors):
+    peak = 0
+
+    def __torch_dispatch__(self, *arguments: Any) -> Any:
+        out = super().__torch_dispatch__(*arguments)
+        self.peak = max(self.peak, self.bytes)
+        return out
+
+
+@pytest.mark.parametrize("name", ["vit_ti16", "dinov2_s14", "deit_s16_distilled"])
+def test_a_teacher_needs_the_planned_memory(name: str) -> None:
+    """At the sizes of published models, with two images; the classifier's small arrays are not planned."""
+    config = vit_spec.get(name, depth=2)
+    recipe = Recipe(batch_size=2)
+    teacher = TeacherModel(Teacher("", weights_of(config), np.arange(2), []), config, recipe, None, torch.device("cpu"))
+    with PeakOfLiveTensors() as live:
+        teacher.add_loss(torch.zeros(2), torch.zeros(2, 3, *config.image_size), torch.zeros(2, 2))
+    held = live.peak + sum(parameter.nbytes for parameter in teacher.model.parameters())
+    assert held == pytest.approx(with_teacher(estimate_memory, config)(config, recipe, ONE).memory["teacher"], rel=0.02)
 
 
 def test_outputs_are_matched_by_name() -> None:

@@ -170,7 +170,8 @@ def test_distillation_agrees_in_float64(name: str, student: str, teachers: dict[
         batch = make_batch(n, MIX if name == "mixed" else None)
         of_jax, of_torch = ({key: float(value) for key, value in each.step(batch).items()} for each in engines)
         assert of_torch == pytest.approx(of_jax, rel=1e-10, abs=1e-12)
-    assert float(plain.step(make_batch(0, MIX if name == "mixed" else None))["loss"]) != of_torch["loss"]
+        if n == 0:  # the teacher has a part in the loss
+            assert abs(float(plain.step(batch)["loss"]) - of_torch["loss"]) > 0.01
 
 
 @pytest.mark.parametrize("name", RECIPES)
