@@ -60,7 +60,7 @@ class Balance(NamedTuple):
         if self.classes is not None:
             present, counts = np.unique(self.classes, return_counts=True)
             each = len(self.classes) / len(present)
-            often = f"each of {names[int(present[counts.argmin()])]} {each / counts.min():.1f} times"
+            often = f"an image of {names[int(present[counts.argmin()])]!r} on average {each / counts.min():.1f} times"
             rows["sampling"] = f"balanced, about {each:.0f} images of each class in an epoch, {often}"
         if len(rows) == 2:
             rows["sampling"] += "; with --class-weights, rare classes count more than others"

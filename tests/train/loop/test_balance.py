@@ -46,7 +46,9 @@ def test_the_table_names_the_rarest_and_the_most_frequent_class(rare_zero: Datas
     recipe = Recipe(class_weights="balanced", sampling="balanced")
     rows = Balance.from_recipe(recipe, rare_zero, "classes", targets).table_rows(rare_zero.classes)
     assert rows["class weights"].startswith("balanced, 0.89") and rows["class weights"].endswith(" to 13.1 (0)")
-    assert rows["sampling"].startswith("balanced, about 131 images of each class in an epoch, each of 0 13.1 times; with")
+    assert rows["sampling"].startswith(
+        "balanced, about 131 images of each class in an epoch, an image of '0' on average 13.1 times"
+    )
 
 
 @pytest.mark.parametrize(
