@@ -47,7 +47,7 @@ def test_the_table_names_the_rarest_and_the_most_frequent_class(rare_zero: Datas
     rows = Balance.from_recipe(recipe, rare_zero, "classes", targets).table_rows(rare_zero.classes)
     assert rows["class weights"].startswith("balanced, 0.89") and rows["class weights"].endswith(" to 13.1 (0)")
     assert rows["sampling"].startswith(
-        "balanced, about 131 images of each class in an epoch, an image of '0' on average 13.1 times"
+        "balanced, about 131 images of each class in an epoch, an image of '0' on average 13.1 times; with"
     )
 
 
