@@ -164,12 +164,13 @@ def _tensor_all_reduce_size(s: Step) -> int:
     """Return the number of entries per image that are all-reduced along `tensor`.
 
     They are the outputs of the attention projection and of the MLP in the forward pass, and the gradients of the inputs of
-    attention and MLP in the backward pass.
+    attention and MLP in the backward pass.  With remat "full", outputs that the backward pass reads are summed again.
     """
     c = s.config
-    ends = (2 if s.recipe.remat == "full" else 1) if c.attention.proj else 0
+    attention, mlp = _recomputed_outputs(s)
+    again = (attention and c.attention.proj) + mlp if s.recipe.remat == "full" else 0
     pool = (s.tokens - c.num_prefix) + 4 if c.head.pool == "attention" else 0
-    return (c.depth * (3 + ends) * s.tokens + pool) * c.width
+    return (c.depth * (3 + c.attention.proj + again) * s.tokens + pool) * c.width
 
 
 def _tensor_all_gather_size(s: Step) -> int:
@@ -179,4 +180,18 @@ def _tensor_all_gather_size(s: Step) -> int:
     """
     c = s.config
     apart = not c.attention.proj or c.attention.value_skip
-    return apart * c.depth * (1 if s.recipe.remat == "none" else 2) * s.tokens * c.width
+    again = s.recipe.remat != "none" and _recomputed_outputs(s)[0]
+    return apart * c.depth * (1 + again) * s.tokens * c.width
+
+
+def _recomputed_outputs(s: Step) -> tuple[bool, bool]:
+    """Return whether the backward pass of a block reads the output of attention, and that of the MLP.
+
+    Layer scale reads the output that it scales, for the gradient of its gamma, and a norm what it normalizes.  A parallel
+    block scales the sum of both outputs.  A sum needs neither of its terms.
+    """
+    names, order = {parameter.row.name for parameter in s.parameters}, s.config.norms.order
+    scaled = "blocks.ls1.gamma" in names
+    if order == "parallel":
+        return scaled, scaled
+    return True, "blocks.ls2.gamma" in names or order in ("post", "res_post")
