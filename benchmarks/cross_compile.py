@@ -24,20 +24,21 @@ MESHES = ["data=8", "fsdp=8", "data=2,fsdp=2,tensor=2"]
 DEVICES = 8
 
 
-def devices_of(text: str) -> list[Any]:
-    """Return eight GPUs of the kind that the file `text` describes, or the chips of the TPU topology `text`."""
+def devices_of(text: str, nodes: int = 1) -> list[Any]:
+    """Return eight GPUs of the kind that a file describes in each node, or the chips of a TPU topology.
+
+    text: the path of the file, or the topology.
+    """
     from jax.experimental.topologies import get_topology_desc
 
     if Path(text).is_file():
-        described = {"topology": f"1x1x{DEVICES}", "target_config": Path(text).read_text(encoding="utf-8")}
+        described = {"topology": f"1x{nodes}x{DEVICES}", "target_config": Path(text).read_text(encoding="utf-8")}
         return list(get_topology_desc("", platform="cuda", **described).devices)
     return list(get_topology_desc(text, platform="tpu").devices)
 
 
-def compile_step(devices: list[Any], model: str, **changes: Any) -> tuple[Any, Any, dict[str, int]]:
+def compile_step(devices: list[Any], model: str, recipe: Any) -> tuple[Any, Any, dict[str, int]]:
     """Compile the training step of a model for the devices.
-
-    changes: fields of the recipe.
 
     Returns the compiled step, its memory estimate, and the length of each mesh axis.
     """
@@ -50,7 +51,6 @@ def compile_step(devices: list[Any], model: str, **changes: Any) -> tuple[Any, A
     from train.jax.engine import JaxEngine
     from train.jax.memory_estimate import estimate_memory
     from train.mesh import AXES, axis_sizes
-    from train.recipes import Recipe
     from vit_jax import layers
 
     class AbstractEngine(JaxEngine):
@@ -63,7 +63,7 @@ def compile_step(devices: list[Any], model: str, **changes: Any) -> tuple[Any, A
         sizes = axis_sizes(text, len(devices), config)
         return Mesh(np.asarray(devices).reshape(tuple(sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
-    config, recipe = vit_spec.get(model, num_classes=1000), Recipe(**changes)
+    config = vit_spec.get(model, num_classes=1000)
     with patch.object(sharding, "make_mesh", make_target_mesh), patch.object(layers, "_default_device", lambda: devices[0]):
         engine = AbstractEngine(
             config, recipe, task="classes", learning_rate=lambda step: 1e-3, initial_weights=None, folder=Path("nowhere")
@@ -77,9 +77,10 @@ def format_row(devices: list[Any], model: str, images: int, mesh: str, remat: st
     images: batch size per device.
     """
     from benchmarks.jax_program import analyze_program
+    from train.recipes import Recipe
 
-    changes: dict[str, Any] = {"mesh": mesh, "remat": remat, "dtype": "bfloat16", "batch_size": images * len(devices)}
-    step, estimate, sizes = compile_step(devices, model, **changes)
+    recipe = Recipe(mesh=mesh, remat=remat, dtype="bfloat16", batch_size=images * len(devices))  # type: ignore[arg-type]
+    step, estimate, sizes = compile_step(devices, model, recipe)
     memory, text = step.memory_analysis(), step.as_text()
     has_cudnn_attention = "__cudnn$fmhaSoftmaxBackward" in text
     temporary_estimate = (

@@ -37,7 +37,7 @@ def prepare(mesh: str, **changes: Any) -> tuple[Any, Any]:
     engine = JaxEngine(
         config, recipe, task="classes", learning_rate=lambda step: 1e-3, initial_weights=None, folder=Path("nowhere")
     )
-    return engine, estimate_memory(config, recipe, engine.mesh.shape, reduce_scatter=False)
+    return engine, estimate_memory(config, recipe, engine.mesh.shape, compiler="cpu")
 
 
 def print_meshes(meshes: list[str]) -> None:

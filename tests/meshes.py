@@ -103,7 +103,7 @@ def measure_mesh(mesh: str) -> dict[str, Any]:
     losses = [float(engine.step(make_batch(step, engine.batch_rows))["loss"]) for step in range(STEPS)]
     sizes = dict(engine.mesh.shape)
     compiled = analyze_program(engine._compiled_step, sizes)
-    estimate = estimate_memory(CONFIG, replace(RECIPE, mesh=mesh), sizes, reduce_scatter=False, param_bytes=8)
+    estimate = estimate_memory(CONFIG, replace(RECIPE, mesh=mesh), sizes, compiler="cpu", param_bytes=8)
     state = {"parameters": engine._state.params, "optimizer state": engine._state.moments, "EMA": engine._state.ema}
     return {
         "losses": losses,
@@ -151,7 +151,7 @@ def measure_optimizers(mesh: str) -> dict[str, Any]:
     transfers = {
         "model": [
             _join_keys(analyze_program(engine._compiled_step, sizes).transfers),
-            _join_keys(estimate_memory(MODEL, PLAIN_RECIPE, sizes, reduce_scatter=False).transfers),
+            _join_keys(estimate_memory(MODEL, PLAIN_RECIPE, sizes, compiler="cpu").transfers),
         ]
     }
     adamw_transfers = estimate_memory(CONFIG, PLAIN_RECIPE, sizes, param_bytes=8).transfers

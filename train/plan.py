@@ -225,7 +225,7 @@ def _transfer_rows(estimate: MemoryEstimate, sizes: AxisSizes) -> dict[str, str]
     return rows
 
 
-def bytes_sent(kind: str, axes: str, size: int, sizes: AxisSizes) -> float:
+def bytes_sent(kind: str, axes: str, size: float, sizes: AxisSizes) -> float:
     """Return the bytes that a device sends for a collective, if devices pass data on in a ring.
 
     Each of the n parts of an array passes n - 1 devices, and twice as many if it is summed too (all-reduce).  In an

@@ -160,13 +160,49 @@ def test_data_parallelism_all_reduces_the_gradients() -> None:
 def test_fsdp_gathers_blocks_twice_and_reduce_scatters_their_gradients() -> None:
     assert estimate(ONE | {"fsdp": 2}, dtype="bfloat16").transfers == {
         ("all-gather", "fsdp"): 2 * (2 * 2 * BLOCK + OUTSIDE),
-        ("reduce-scatter", "fsdp"): 2 * 2 * BLOCK,
-        ("all-reduce", "fsdp"): 2 * (OUTSIDE + 2 * BIASES + VECTORS) + 2 * (2 * 4 * 24 + 2 * 24),  # norms are float32
+        ("reduce-scatter", "fsdp"): 2 * (2 * BLOCK + OUTSIDE),
+        ("all-reduce", "fsdp"): 2 * (2 * BIASES + VECTORS) + 2 * (2 * 4 * 24 + 2 * 24),  # norms are float32
     }
+
+
+def test_the_cpu_compiler_all_reduces_the_gradients_of_matrices() -> None:
+    recipe = Recipe(batch_size=8, dtype="bfloat16")
+    on_gpu, on_cpu = (
+        estimate_memory(CONFIG, recipe, ONE | {"fsdp": 2}, compiler=name).transfers for name in ("gpu", "cpu")
+    )
+    assert ("reduce-scatter", "fsdp") not in on_cpu
+    assert sum(on_cpu.values()) == sum(on_gpu.values())
 
 
 def test_tensor_parallelism_all_reduces_four_activations_per_block() -> None:
     assert estimate(ONE | {"tensor": 2}).transfers == {("all-reduce", "tensor"): 4 * 8 * 2 * 4 * 7 * 24}
+
+
+# The MLP reads the output of attention.  Layer scale and norms read the output that they scale or normalize.
+BLOCK_ORDERS: list[tuple[dict[str, Any], int]] = [
+    ({"order": "pre"}, 1),
+    ({"order": "pre", "layer_scale": 0.1}, 2),
+    ({"order": "pre", "layer_scale": 0.1, "mlp_layer_scale": False}, 1),
+    ({"order": "post"}, 2),
+    ({"order": "res_post"}, 2),
+]
+
+
+@pytest.mark.parametrize(("norms", "repeated"), BLOCK_ORDERS)
+def test_full_remat_sums_again_what_the_backward_pass_reads(norms: dict[str, Any], repeated: int) -> None:
+    config, key = CONFIG.replace(norms=norms), ("all-reduce", "tensor")
+    found = {remat: estimate(ONE | {"tensor": 2}, config, remat=remat).transfers[key] for remat in ("none", "dots", "full")}
+    assert found["none"] == found["dots"] == 4 * 8 * 2 * 4 * 7 * 24
+    assert found["full"] == 4 * 8 * 2 * (4 + repeated) * 7 * 24
+
+
+@pytest.mark.parametrize(("layer_scale", "repeated"), [(None, 0), (0.1, 1)])
+def test_a_parallel_block_sums_its_two_outputs_together_on_gpus(layer_scale: float | None, repeated: int) -> None:
+    config = CONFIG.replace(norms={"order": "parallel", "layer_scale": layer_scale})
+    recipe, sizes = Recipe(batch_size=8, remat="full"), ONE | {"tensor": 2}
+    on_gpu, on_cpu = (estimate_memory(config, recipe, sizes, compiler=name).transfers for name in ("gpu", "cpu"))
+    assert on_gpu == {("all-reduce", "tensor"): 4 * 8 * 2 * (3 + repeated) * 7 * 24}
+    assert on_cpu == {("all-reduce", "tensor"): 4 * 8 * 2 * (4 + 2 * repeated) * 7 * 24}
 
 
 def test_the_step_time_is_between_full_overlap_and_none() -> None:
@@ -175,7 +211,9 @@ def test_the_step_time_is_between_full_overlap_and_none() -> None:
     devices = Devices(8, 1 << 30, peak_flops=1e12, utilization=0.5, bandwidth={"": 1e9, "data": 1e6})
     step_time = estimate_step_time(found, devices, EIGHT)
     assert step_time is not None and step_time.compute == compute
-    assert step_time.overlapped == step_time.communication["data+fsdp"]  # the lower of the two bandwidths
+    assert step_time.overlapped == max(step_time.communication.values())
+    summed = found.transfers["all-reduce", "data+fsdp"]
+    assert step_time.communication["data+fsdp"] == pytest.approx(2 * summed * 3 / 4 / 1e6)  # the lower of two bandwidths
     assert step_time.sequential == compute + sum(step_time.communication.values())
     gathered, summed = found.transfers["all-gather", "fsdp"], found.transfers["reduce-scatter", "fsdp"]
     assert step_time.communication["fsdp"] == pytest.approx((gathered + summed) / 2 / 1e9)
