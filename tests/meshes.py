@@ -3,7 +3,7 @@
     python -m tests.meshes data=8 data=2,fsdp=2,tensor=2 ...      # in float64
     python -m tests.meshes --bfloat16 data=2,fsdp=2,tensor=2      # one step in bfloat16, for the program that XLA dumps
     python -m tests.meshes --parts data=2,fsdp=2,tensor=2         # one update of each of OPTIMIZERS, and one step of MODEL
-    python -m tests.meshes --taught data=2,fsdp=2,tensor=2        # a student with a teacher and class weights, in float64
+    python -m tests.meshes --taught data=2,fsdp=2,tensor=2        # a student with a teacher, class weights and remat
 
 The first two use drop path, mixup, gradient accumulation and an EMA.  XLA_FLAGS sets the number of devices, so tests run
 this module in a separate process.
@@ -75,7 +75,7 @@ def measure_taught(mesh: str) -> list[float]:
     )
     engine = JaxEngine(
         student,
-        replace(RECIPE, mesh=mesh, distillation="soft"),
+        replace(RECIPE, mesh=mesh, distillation="soft", remat="full"),
         task="classes",
         learning_rate=lambda step: 1e-2,
         initial_weights=start,

@@ -389,7 +389,7 @@ class JaxEngine:
         if dtype is not None:
             decays = tree(self.config, lambda parameter: parameter.row.decays)
             params = jax.tree.map(lambda p, is_matrix: p.astype(dtype) if is_matrix else p, params, decays)
-        with sharding.constrain_modules(self.mesh, self.config):
+        with sharding.constrain_modules(self.mesh, self.config, self._recipe.remat):
             return self._model.apply({"params": params}, x, **options)  # type: ignore[return-value]
 
 

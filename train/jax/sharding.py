@@ -126,13 +126,14 @@ def process_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 
 
 @contextmanager
-def constrain_modules(mesh: Mesh, config: ViTConfig) -> Iterator[None]:
+def constrain_modules(mesh: Mesh, config: ViTConfig, remat: str) -> Iterator[None]:
     """Constrain the sharding of the parameters and outputs of the model's modules while the context is entered.
 
     Outputs are sharded by image, and by head or hidden unit where `_output_spec` says so.  Parameters outside of the blocks
     are all-gathered along `fsdp` in their own dtype; without the constraint, the compiler may first reshard them to another
-    axis.  Parameters of the blocks are not constrained: the compiler gathers them where they are used, once in the forward
-    and once in the backward pass.  With a constraint here, a gathered copy of every block would stay in memory.
+    axis.  So are parameters of blocks that are recomputed (`remat`); without the constraint, the compiler may gather them
+    twice in the backward pass.  It gathers those of other blocks where they are used, once in the forward and once in the
+    backward pass.  With a constraint there, a gathered copy of every block would stay in memory.
     """
     if mesh.size == 1:
         yield
@@ -143,8 +144,11 @@ def constrain_modules(mesh: Mesh, config: ViTConfig) -> Iterator[None]:
         value, module = call(*args, **kwargs), context.module
         if not isinstance(module, ViTModule):
             return value
-        if context.method_name == "declare" and module.path[:1] != ("blocks",):
-            return _all_gather(value, _at_path(shardings, (*module.path, *args[:1])))
+        if context.method_name == "declare":
+            sharding = _at_path(shardings, (*module.path, *args[:1]))
+            if module.path[:1] != ("blocks",):
+                return _all_gather(value, sharding)
+            return value if remat == "none" else _all_gather_of_block(value, sharding)
         if context.method_name == "__call__":
             spec = partial(_output_spec, module)
             return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(x))), value)
@@ -165,6 +169,26 @@ def _all_gather(value: Array, sharding: NamedSharding) -> Array:
     value = jax.lax.with_sharding_constraint(value, sharding)
     gathered = PartitionSpec(*(None if name == "fsdp" else name for name in sharding.spec))
     return jax.lax.with_sharding_constraint(value, NamedSharding(sharding.mesh, gathered))
+
+
+def _all_gather_of_block(value: Array, stacked: NamedSharding) -> Array:
+    """Gather a parameter of one block along `fsdp`, and shard its gradient as the parameter.
+
+    Without a rule of its own, the gradient would be sharded as the gathered parameter, and all of it all-reduced.
+
+    stacked: the sharding of the parameters of all blocks.
+    """
+    sharding = NamedSharding(stacked.mesh, PartitionSpec(*stacked.spec[1:]))
+
+    @jax.custom_vjp
+    def gather(value: Array) -> Array:
+        return _all_gather(value, sharding)
+
+    gather.defvjp(
+        lambda value: (_all_gather(value, sharding), None),
+        lambda _, gradient: (jax.lax.with_sharding_constraint(gradient, sharding),),
+    )
+    return gather(value)
 
 
 def _output_spec(module: ViTModule, x: Array) -> PartitionSpec:
