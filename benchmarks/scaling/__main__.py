@@ -103,7 +103,7 @@ def draw(path: Path, utilization: float) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "scaling"  # the same picture has the same bytes
+    matplotlib.rcParams |= {"svg.hashsalt": "scaling", "svg.fonttype": "none"}  # reproducible bytes, and text as text
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, len(MODELS), figsize=(10, 3.6), sharey=True, layout="constrained")
@@ -132,7 +132,7 @@ def main() -> None:
     if args.check is not None:
         # Before jax is imported.  The programs do not run, so they need not be fast.
         flags = f"--xla_force_host_platform_device_count={COUNTS[-1]} --xla_backend_optimization_level=0"
-        os.environ |= {"JAX_PLATFORMS": "cpu"} if args.check else {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+        os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
         programs.print_described(args.check) if args.check else programs.print_simulated()
     elif args.picture:
         draw(args.picture, args.utilization)

@@ -73,8 +73,8 @@ def print_simulated() -> None:
             cells, found = [], []
             for count in COUNTS:
                 pair = [compare(jax.devices()[:count], name, mesh, remat, "cpu") for remat in ("none", "full")]
-                totals = {f"{sum(each.program.values()) / GIB:.3f}" for each in pair}
-                cells.append(" or ".join(sorted(totals)))
+                totals = [f"{sum(each.program.values()) / GIB:.3f}" for each in pair]
+                cells.append(" or ".join(dict.fromkeys(totals)))
                 found += pair
             differing = [each for each in found if each.program != each.estimate]
             verdict = f"{len(found) - len(differing)} of {len(found)}"

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from train.loop.peak_flops import PEAKS
-from train.mesh import AxisSizes, images_per_device
+from train.mesh import AXES, AxisSizes
 from train.plan import bytes_sent
 from train.recipes import Recipe
-from train.step_cost import MemoryEstimate
+from train.step_cost import MemoryEstimate, Step
 from vit_spec import ViTConfig
 
 GIB = 1 << 30
+COMBINED = 30 << 20  # bytes up to which XLA combines collectives: xla_gpu_all_gather_combine_threshold_bytes and its like
 
 
 class Protocol(NamedTuple):
@@ -126,19 +127,31 @@ def collective_time(kind: str, axes: str, size: float, sizes: AxisSizes, machine
 def number_of_collectives(kind: str, axes: str, size: float, config: ViTConfig, recipe: Recipe, sizes: AxisSizes) -> int:
     """Return in how many collectives the GPU compiler sends the arrays of `size` bytes, which are in bfloat16.
 
-    It gathers the matrices of a block together, forward and backward, and sums their gradients together.  It sums those of
-    vectors together by dtype: of norms in float32, of biases in bfloat16.
+    It combines the matrices of a block up to `COMBINED` bytes, forward and backward, and their gradients.
+    It combines the gradients of vectors by dtype: those of biases in bfloat16, those of norms in float32.
     """
-    parts = recipe.accumulate
+    step, passes = Step.of(config, recipe, sizes, 4), recipe.accumulate * config.depth
     if axes == "tensor":
-        tokens = config.num_prefix + math.prod(config.grid)
-        images = images_per_device(recipe.batch_size, parts, sizes)
-        return math.ceil(size / (2 * images * tokens * config.width))
+        return math.ceil(size / (2 * recipe.accumulate * step.images * step.tokens * config.width))
+    matrices = {p: 2 * p.row.size // config.depth for p in step.parameters if p.row.decays and p.is_stacked}
+    gathered, scattered = (
+        _number_of_groups([matrix // step.shards(p, *shard_axes) for p, matrix in matrices.items()])
+        for shard_axes in (("tensor",), AXES)
+    )
     if kind == "all-gather":
-        return 2 * parts * config.depth + 1
-    if kind == "reduce-scatter" or (axes == "data" and sizes["fsdp"] > 1):
-        return parts * config.depth + 1
-    return 2 * (parts * config.depth + 1)
+        return 2 * passes * gathered + 1
+    is_sharded = any(step.shards(p, "fsdp") > 1 for p in matrices)
+    if kind == "reduce-scatter" or (is_sharded and axes == "data"):
+        return passes * scattered + 1
+    return passes * (2 if is_sharded else scattered + 1) + 2
+
+
+def _number_of_groups(sizes: list[int]) -> int:
+    """Return the number of groups of at most `COMBINED` bytes, or of one array, that arrays are combined to."""
+    groups, filled = 1, 0
+    for size in sorted(sizes):
+        groups, filled = (groups, filled + size) if filled + size <= COMBINED or not filled else (groups + 1, size)
+    return groups
 
 
 def step_times(
