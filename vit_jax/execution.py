@@ -22,11 +22,12 @@ class Execution:
         remat: which activations a block stores for the backward pass.  "none" recomputes only norms and activation
             functions; "dots" stores the outputs of matrix products with weights and recomputes the rest; "full" stores only
             the input of the block.
-        unroll: number of blocks per iteration of the scan; larger values take longer to compile and may run faster.
+        unroll: number of blocks per iteration of the scan; larger values take longer to compile and may run faster.  None
+            means all blocks on GPUs, and 1 elsewhere.
     """
 
     dtype: DTypeLike | None = None
     precision: jax.lax.PrecisionLike = None
     attention: Literal["auto", "explicit", "cudnn"] = "auto"
     remat: Literal["none", "dots", "full"] = "none"
-    unroll: int = 1
+    unroll: int | None = None

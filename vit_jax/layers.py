@@ -4,7 +4,7 @@ Kernels have the shape (*inputs, *outputs), with heads as a separate axis, so th
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from vit_jax.execution import Execution
@@ -20,12 +21,42 @@ from vit_spec.initialisation import TRUNCATED_STD
 from vit_spec.noise import SITES_PER_PART, Site, drop_path_rates, drop_threshold, num_parts
 from vit_spec.positions import rotary_frequencies
 
+MEAN = "mean of a norm"  # the name of an array for jax.checkpoint
+
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
 
-# Norms, activation functions and casts store only their input for the backward pass, which recomputes the rest.  By default
-# jax stores up to six arrays of each, which doubles the stored activations of a block.
-_recompute_in_backward = partial(jax.checkpoint, prevent_cse=False)
+
+def _recompute_in_backward(function: Callable[..., Array], static_argnums: tuple[int, ...] = ()) -> Callable[..., Array]:
+    """Return `function`, which then stores only its inputs for the backward pass, and computes the rest again.
+
+    By default jax stores up to six arrays of a norm or an activation function, which doubles those of a block.
+    """
+
+    @wraps(function)
+    def run(*args: Any) -> Array:
+        # On GPUs the blocks are not in a loop (`scan_blocks`), so the compiler would merge both computations.
+        on_gpu = _is_on_gpu()
+        policy = jax.checkpoint_policies.save_only_these_names(MEAN) if on_gpu else None
+        return jax.checkpoint(function, prevent_cse=on_gpu, policy=policy, static_argnums=static_argnums)(*args)
+
+    return run
+
+
+def _separately(x: Array) -> Array:
+    """Return x, computed by a GPU kernel of its own."""
+    return lax.optimization_barrier(x) if _is_on_gpu() else x
+
+
+@jax.custom_jvp
+def _gradient_separately(x: Array) -> Array:
+    """Return x; on GPUs, a kernel of its own computes the gradient of x."""
+    return x
+
+
+@_gradient_separately.defjvp
+def _gradient_separately_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return primals[0], _separately(tangents[0])
 
 
 class ViTModule(nn.Module):
@@ -74,7 +105,8 @@ class Linear(ViTModule):
         # No reshape that merges axes: a mesh may shard them separately.
         axes = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
         x = lax.dot_general(x, kernel, (axes, ((), ())), precision=self.execution.precision)
-        return x if self.bias is None else x + self.bias.astype(x.dtype)
+        # The gradient of the bias is a sum over tokens, slow on GPUs in the kernel that computes its summands.
+        return x if self.bias is None else _gradient_separately(x + self.bias.astype(x.dtype))
 
 
 class PatchProjection(ViTModule):
@@ -117,11 +149,39 @@ class Norm(ViTModule):
 @partial(_recompute_in_backward, static_argnums=(3, 4, 5))
 def _normalize(x: Array, scale: Array, bias: Array | None, eps: float, centre: bool, axes: tuple[int, ...]) -> Array:
     wide = x.astype(at_least_float32(x))
-    centred = wide - wide.mean(axes, keepdims=True) if centre else wide
-    variance = jnp.square(centred).mean(axes, keepdims=True)
-    # Not lax.rsqrt: its derivative, a power of -3/2, underflows in float32 for deviations above about 4e12.
-    y = centred * (1 / jnp.sqrt(variance + eps)) * scale.astype(wide.dtype)
+    y = _standardize(wide, eps, centre, axes) * scale.astype(wide.dtype)
     return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _standardize(x: Array, eps: float, centre: bool, axes: tuple[int, ...]) -> Array:
+    """Return (x - mean) / sqrt(variance + eps), or x / sqrt(mean of squares + eps) without `centre`, along axes."""
+    return _centre_and_factor(x, eps, centre, axes)[0]
+
+
+@_standardize.defjvp
+def _standardize_jvp(
+    eps: float, centre: bool, axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    # jax would differentiate each operation.  Here the backward pass has two sums over `axes` instead of three, and neither
+    # needs the other.
+    y, factor = _centre_and_factor(primals[0], eps, centre, axes)
+    (dx,) = tangents
+    dy = dx - _mean(dx, axes) if centre else dx
+    return y, (dy - y * _mean(y * dx, axes)) * factor
+
+
+def _centre_and_factor(x: Array, eps: float, centre: bool, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return the standardized x, and the factor 1 / sqrt(variance + eps)."""
+    centred = x - checkpoint_name(_mean(x, axes), MEAN) if centre else x
+    variance = checkpoint_name(_mean(jnp.square(centred), axes), MEAN)
+    factor = 1 / jnp.sqrt(variance + eps)
+    return centred * factor, factor
+
+
+def _mean(x: Array, axes: tuple[int, ...]) -> Array:
+    # On GPUs by a kernel of its own: one that also computes what depends on the mean is slower, up to five times.
+    return _separately(x.mean(axes, keepdims=True))
 
 
 class LayerScale(ViTModule):
@@ -134,12 +194,21 @@ class LayerScale(ViTModule):
         return x * self.gamma.astype(x.dtype)
 
 
-@partial(_recompute_in_backward, static_argnums=1)
+@partial(_recompute_in_backward, static_argnums=(1,))
 def activation(x: Array, kind: str) -> Array:
-    """Apply the activation function `kind` of `vit_spec.Mlp`; "swiglu" maps (..., 2, ff) to (..., ff)."""
+    """Apply the activation function `kind` of `vit_spec.Mlp`; "swiglu" maps (..., 2, ff) to (..., ff).
+
+    It is computed in at least float32, and rounded once.
+    """
+    return _activate(x.astype(at_least_float32(x)), kind).astype(x.dtype)
+
+
+def _activate(x: Array, kind: str) -> Array:
     match kind:
         case "gelu":
-            return nn.gelu(x, approximate=False)
+            # As PyTorch computes it.  jax.nn.gelu has erfc, which takes twice as long, and in half precision rounds its
+            # constants: 2 / sqrt(pi) to 1.125.
+            return 0.5 * x * (1 + lax.erf(x * np.sqrt(0.5).astype(x.dtype)))
         case "gelu_tanh":
             return nn.gelu(x, approximate=True)
         case "quick_gelu":
@@ -163,14 +232,18 @@ def supports_cudnn_attention(device: jax.Device) -> bool:
 
 
 def row_major(x: Array) -> Array:
-    """Constrain tokens (B, T, width) to a row-major memory layout, on GPUs with jax 0.12 or later.
+    """Constrain tokens (B, T, width) to a row-major memory layout, on GPUs with jax 0.11 or later.
 
     Without the constraint, the compiler chooses the layout that suits the sum over images in the gradient of learned
     positions, and transposes the tokens at every norm.  Earlier compilers do not.  With the constraint, the compiler of jax
     0.10 gathers images that a mesh shards.
     """
-    is_affected = jax.__version_info__ >= (0, 12) and _default_device().platform == "gpu"
+    is_affected = jax.__version_info__ >= (0, 11) and _is_on_gpu()
     return with_layout_constraint(x, Layout((0, 1, 2))) if is_affected else x
+
+
+def _is_on_gpu() -> bool:
+    return _default_device().platform == "gpu"
 
 
 def _default_device() -> jax.Device:
@@ -347,8 +420,11 @@ def sample_kept_tokens(x: Array, prefix: int, rate: float, noise: Noise) -> Arra
 def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution) -> nn.Module:
     """Return `config.depth` blocks as one module, whose parameters are stacked on a leading axis.
 
-    The module takes the arguments (x, noise of all blocks or None, tables).  Only one block is compiled.
+    The module takes the arguments (x, noise of all blocks or None, tables).  With `unroll=1` only one block is compiled.
     """
+    # A loop stores the activations of all blocks in stacked arrays, for which it copies them.  On an H100 this took 30 % of
+    # a training step of ViT-S/16; on CPU, programs without the loop are as fast.
+    unroll = execution.unroll or (config.depth if _is_on_gpu() else 1)
     if execution.remat != "none":
         dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         policy = dots if execution.remat == "dots" else None
@@ -359,7 +435,7 @@ def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution)
         split_rngs={"params": True},
         in_axes=(0, nn.broadcast),
         length=config.depth,
-        unroll=execution.unroll,
+        unroll=unroll,
     )
     return scan(config, execution)
 

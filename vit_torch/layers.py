@@ -62,7 +62,8 @@ class ViTModule(nn.Module):
     def _constants(
         self, make: Callable[..., Tables], grid: tuple[int, int], dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        return tuple(torch.tensor(table, dtype=dtype, device=device) for table in make(self.config, grid))
+        tables = (torch.tensor(table, dtype=dtype) for table in make(self.config, grid))
+        return tuple(table.to(device, non_blocking=True) for table in tables)
 
 
 class Linear(nn.Linear):

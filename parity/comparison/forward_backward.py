@@ -10,7 +10,7 @@ this part alone.
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -233,7 +233,10 @@ class JaxTwin:
         import vit_jax
 
         is_float64, config = dtype == "float64", self.inputs.config
-        model = vit_jax.ViT(config, vit_jax.Execution(dtype=dtype, precision="highest" if self.strict else None))
+        execution = vit_jax.Execution(dtype=dtype)
+        if self.strict:  # on GPUs, jaxlib 0.11.2 fails to run its fused attention with the strict options of the compiler
+            execution = replace(execution, precision="highest", attention="explicit")
+        model = vit_jax.ViT(config, execution)
 
         def loss(weights: Any, x: Any, substitutes: Any, upstream: Any) -> Any:
             masks = {name: jnp.asarray(mask, dtype) for name, mask in self.inputs.masks.items()}

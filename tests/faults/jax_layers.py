@@ -17,37 +17,37 @@ FAULTS = [
     ),
     _fault(
         name="eps outside the root",
-        old="y = centred * (1 / jnp.sqrt(variance + eps))",
-        new="y = centred / (jnp.sqrt(variance) + eps)",
+        old="factor = 1 / jnp.sqrt(variance + eps)",
+        new="factor = 1 / (jnp.sqrt(variance) + eps)",
         part=r"blocks\.0\.norm1",
         cause="eps is added to the standard deviation",
     ),
     _fault(
         name="variance divided by n - 1",
-        old="variance = jnp.square(centred).mean(axes, keepdims=True)",
-        new="variance = jnp.var(wide, axes, keepdims=True, ddof=1)",
+        old="variance = checkpoint_name(_mean(jnp.square(centred), axes), MEAN)",
+        new="variance = jnp.var(x, axes, keepdims=True, ddof=1)",
         part=r"blocks\.0\.norm1",
         cause="the variance is divided by n - 1",
     ),
     _fault(
         name="variance as E[x^2] - E[x]^2, tokens far from zero",
-        old="variance = jnp.square(centred).mean(axes, keepdims=True)",
-        new="variance = jnp.square(wide).mean(axes, keepdims=True) - jnp.square(wide.mean(axes, keepdims=True))",
+        old="variance = checkpoint_name(_mean(jnp.square(centred), axes), MEAN)",
+        new="variance = _mean(jnp.square(x), axes) - jnp.square(_mean(x, axes))",
         offset=30.0,
         level="precision",
         part=r"blocks\.0\.norm1",
     ),
     _fault(
         name="norm without subtracting the mean",
-        old="centred = wide - wide.mean(axes, keepdims=True) if centre else wide",
-        new="centred = wide",
+        old="centred = x - checkpoint_name(_mean(x, axes), MEAN) if centre else x",
+        new="centred = x",
         part=r"blocks\.0\.norm1",
         cause=r"norms do not subtract the mean \(RMSNorm\)",
     ),
     _fault(
         name="variance detached",
-        old="variance = jnp.square(centred).mean(axes, keepdims=True)",
-        new="variance = lax.stop_gradient(jnp.square(centred).mean(axes, keepdims=True))",
+        old="return y, (dy - y * _mean(y * dx, axes)) * factor",
+        new="return y, dy * factor",
         part="(norm|blocks.1: output) in the backward pass",
     ),
     _fault(
@@ -64,7 +64,7 @@ FAULTS = [
     ),
     _fault(
         name="tanh approximation of GELU, Flax's default",
-        old="return nn.gelu(x, approximate=False)",
+        old="return 0.5 * x * (1 + lax.erf(x * np.sqrt(0.5).astype(x.dtype)))",
         new="return nn.gelu(x)",
         part=r"blocks\.0\.mlp: activation",
         cause="activation is gelu_tanh",
@@ -95,7 +95,8 @@ FAULTS = [
     _fault(
         name="biases of linear maps dropped",
         old="precision=self.execution.precision)\n"
-        "        return x if self.bias is None else x + self.bias.astype(x.dtype)\n\n\nclass Patch",
+        "        # The gradient of the bias is a sum over tokens, slow on GPUs in the kernel that computes its summands.\n"
+        "        return x if self.bias is None else _gradient_separately(x + self.bias.astype(x.dtype))\n\n\nclass Patch",
         new="precision=self.execution.precision)\n        return x\n\n\nclass Patch",
         part=r"blocks\.0\.attn\.qkv",
     ),

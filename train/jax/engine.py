@@ -88,7 +88,14 @@ class JaxEngine:
         images_per_device(recipe.batch_size, recipe.accumulate, self.mesh.shape)
         dtype = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
         self._seed_key = shared_key(recipe.seed) if recipe.rng == "shared" else jax.random.key(recipe.seed)
-        self._model = vit_jax.ViT(config, vit_jax.Execution(dtype=dtype, remat=recipe.remat))
+        # By default jax rounds the operands of float32 products on GPUs (TF32) and TPUs, which PyTorch does not.
+        precision = "highest" if dtype is None else None
+        # In a loop over blocks, matrices that are sharded are gathered for one block at a time.
+        is_sharded = any(self.mesh.shape[axis] > 1 for axis in ("fsdp", "tensor"))
+        execution = vit_jax.Execution(
+            dtype=dtype, precision=precision, remat=recipe.remat, unroll=1 if is_sharded else None
+        )
+        self._model = vit_jax.ViT(config, execution)
         self._optimizer = make_optimizer(recipe.optimizer, config, self.mesh)
         self._update_scales = update_scales(config, recipe.optimizer.layer_decay, recipe.optimizer.freeze)
         self._frozen_mask = frozen_mask(self._update_scales)

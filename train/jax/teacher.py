@@ -25,7 +25,8 @@ class TeacherModel:
 
     def __init__(self, teacher: Teacher, student: ViTConfig, recipe: Recipe, replicated: NamedSharding) -> None:
         dtype = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
-        self._model = vit_jax.ViT(teacher.checkpoint.config, vit_jax.Execution(dtype=dtype))
+        precision = "highest" if dtype is None else None  # as the student
+        self._model = vit_jax.ViT(teacher.checkpoint.config, vit_jax.Execution(dtype=dtype, precision=precision))
         self._transform = InputTransform.between(student, teacher.checkpoint.config)
         self._columns = teacher.columns
         self._weight = recipe.distillation_weight
