@@ -23,7 +23,7 @@ class Execution:
             functions; "dots" stores the outputs of matrix products with weights and recomputes the rest; "full" stores only
             the input of the block.
         unroll: number of blocks per iteration of the scan; larger values take longer to compile and may run faster.  None
-            means all blocks on GPUs, and 1 elsewhere.
+            means all blocks on GPUs if `remat` is "none", else 1.
     """
 
     dtype: DTypeLike | None = None

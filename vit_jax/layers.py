@@ -424,7 +424,8 @@ def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution)
     """
     # A loop stores the activations of all blocks in stacked arrays, for which it copies them.  On an H100 this took 30 % of
     # a training step of ViT-S/16; on CPU, programs without the loop are as fast.
-    unroll = execution.unroll or (config.depth if _is_on_gpu() else 1)
+    # Recomputed blocks stay in a loop: outside of it, the compiler kept the activations of all blocks.
+    unroll = execution.unroll or (config.depth if _is_on_gpu() and execution.remat == "none" else 1)
     if execution.remat != "none":
         dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         policy = dots if execution.remat == "dots" else None
