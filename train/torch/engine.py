@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -102,7 +102,7 @@ class TorchEngine:
                 block.compile()
         self._forward = self._mesh.distribute(self._model, dtype)
         if is_whole:
-            self._forward = torch.compile(self._forward)
+            self._forward = cast(torch.nn.Module, torch.compile(self._forward))
         self._params = dict(self._model.named_parameters())
         self._optimizer = make_optimizer(recipe.optimizer, config, self._params, self._mesh)
         ema = None
