@@ -1,0 +1,125 @@
+"""Which contestants are measured on which model, batch and settings: the plans for CPUs and for GPUs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.peers import LIBRARIES, Contestant, contestants
+from vit_spec import ViTConfig, memory
+
+MEASURES = ("step", "gradient", "forward", "latency")
+CPU_BATCHES = {"vit_ti16": 32, "vit_s16": 32, "vit_b16": 8}
+GPU_BATCHES = {"vit_s16": 256, "vit_b16": 128, "vit_l16": 64, "vit_h14": 32}
+DETAILED_MODEL = "vit_s16"
+QUICK_BATCHES = {"vit_ti16": 8}
+QUICK_LIBRARIES = ("vit_jax", "vit_torch", "timm", "equimo")
+GPU_CONTESTANTS = ("vit_jax-bfloat16", "vit_torch-compiled-bfloat16", "timm-compiled-bfloat16", "big_vision-bfloat16")
+DEFAULT_BATCH = 8
+FIXED_BYTES = 700 << 20  # of a process with a framework, before a model is built
+
+
+@dataclass(frozen=True)
+class Block:
+    """Contestants that are measured on one model.
+
+    Attributes:
+        model: its name.
+        batch_size: images of a batch; latency has one.
+        keep_freed_memory: the setting of the allocator on CPUs; see `train.loop.process.keep_freed_memory`.
+        contestants: in the order of the table.
+        measures: names of the methods of a model that are timed.
+    """
+
+    model: str
+    batch_size: int
+    keep_freed_memory: bool
+    contestants: tuple[Contestant, ...]
+    measures: tuple[str, ...] = MEASURES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run of the command measures.
+
+    Attributes:
+        device: "cpu" or "gpu".
+        blocks: in the order in which they are measured.
+        turns: how often each function of each contestant is timed.
+        lines: names of the other measurements; see `benchmarks.lines`.
+    """
+
+    device: Literal["cpu", "gpu"]
+    blocks: tuple[Block, ...]
+    turns: int
+    lines: tuple[str, ...] = ()
+
+
+def chosen(only: Sequence[str], everyone: Sequence[Contestant]) -> tuple[Contestant, ...]:
+    """Return the contestants with these names, or of the libraries with these names; all if there are no names."""
+    return tuple(each for each in everyone if not only or each.name in only or each.library in only)
+
+
+def cpu_plan(batches: dict[str, int], only: Sequence[str], turns: int, lines: tuple[str, ...]) -> Plan:
+    """Return the plan for a CPU: each model with all functions, where freed memory is kept as both trainers keep it.
+
+    vit_s16 is also measured with the default settings of the allocator, in float32, by its steps and forward passes.  Other
+    models are measured in float32 and without torch.compile, unless there are names in `only`.
+    """
+    everyone = contestants()
+    plain = [each for each in everyone if each.dtype == "float32" and not each.compiled]
+    blocks = []
+    for model, batch_size in batches.items():
+        candidates = everyone if only or model == DETAILED_MODEL else plain
+        blocks.append(Block(model, batch_size, True, chosen(only, candidates)))
+        if model == DETAILED_MODEL and (defaults := chosen(only, plain)):
+            blocks.append(Block(model, batch_size, False, defaults, ("step", "forward")))
+    return Plan("cpu", tuple(blocks), turns, lines)
+
+
+def quick_plan(batches: dict[str, int], only: Sequence[str], turns: int) -> Plan:
+    """Return a plan of two minutes on two cores: a small model, few contestants, and no other measurements."""
+    plain = [Contestant(name) for name in (only and LIBRARIES) or QUICK_LIBRARIES]
+    return Plan("cpu", tuple(Block(model, size, True, chosen(only, plain)) for model, size in batches.items()), turns)
+
+
+def gpu_plan(batches: dict[str, int], only: Sequence[str], turns: int) -> Plan:
+    """Return the plan for a GPU: training steps and latency in bfloat16."""
+    everyone = [each for each in contestants() if each.name in GPU_CONTESTANTS or only]
+    measures = ("step", "latency")
+    blocks = (Block(model, size, False, chosen(only, everyone), measures) for model, size in batches.items())
+    return Plan("gpu", tuple(blocks), turns)
+
+
+def groups(block: Block, size: int) -> list[tuple[Contestant, ...]]:
+    """Return the contestants in groups of at most `size` that are measured beside each other.
+
+    The twin that a contestant is compared with is in each of its groups, so some twins are in several groups.  Twins are
+    compared with one another where both are in the block.
+
+    Args:
+        block: the contestants.
+        size: at least two.
+    """
+    found: list[list[Contestant]] = []
+    for contestant in block.contestants:
+        needs_reference = not contestant.is_twin or contestant.reference in block.contestants
+        together = list(dict.fromkeys((contestant.reference, contestant) if needs_reference else (contestant,)))
+        if not found or len({*found[-1], *together}) > size:
+            found.append([])
+        found[-1] += [each for each in together if each not in found[-1]]
+    return [tuple(group) for group in found]
+
+
+def group_size(config: ViTConfig, batch_size: int, available: int, fixed: int = FIXED_BYTES) -> int:
+    """Return how many contestants' training steps fit into memory at the same time, at least two.
+
+    Args:
+        config: the model.
+        batch_size: images of a batch.
+        available: bytes of memory that are free.
+        fixed: bytes of a process before it has a model.
+    """
+    estimate = memory(config, fused_attention=False)
+    # Kept memory is fragmented, and JAX compiles gradient and step to two programs.
+    each = fixed + 2 * (estimate.training_state + batch_size * estimate.activations)
+    return max(2, available * 9 // 10 // each)

@@ -1,0 +1,355 @@
+"""Measure the contestants of a plan: each in a process of its own, taking turns.
+
+The contestants of a group are built one after the other.  Their logits are compared with those of our twin in float64; one
+with other logits is reported and not timed.  Then, in each turn, each function is called in one process after the other, in
+an order that changes with the turn.  So other work on the machine slows all alike, and ratios are those within a turn.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import parity
+import vit_spec
+from benchmarks.machine import available_memory, product_flops, product_shapes
+from benchmarks.peers import LIBRARIES, Contestant
+from benchmarks.plan import Block, Plan, group_size, groups
+from parity.comparison import reproducible_init
+from vit_spec import InputError, ViTConfig
+
+WRONG = "other logits than our twin"
+TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2}  # relative RMS of the logits
+SECONDS_OF_CALLS = {"cpu": 0.3, "gpu": 1.0}  # a timing calls a function as often as fits into this time
+MAX_CALLS = 30
+Say = Callable[[str], None]
+Json = dict[str, Any]
+
+
+class WorkerProcess:
+    """A process that answers the requests of `benchmarks.worker`."""
+
+    def __init__(self, device: str, folder: Path) -> None:
+        """Start the process.
+
+        device: "cpu" hides GPUs from the frameworks.
+        folder: for the caches of compilers, and for what libraries print.
+        """
+        env = {"HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+        if device == "cpu":
+            env |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        else:
+            first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+            env |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": first}
+        self._messages = tempfile.TemporaryFile("w+", dir=folder)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            text=True,
+            env={**os.environ, **env},
+        )
+
+    def ask(self, do: str, **request: Any) -> Json:
+        """Send a request and return the answer; the end of the process is an answer with "error"."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._messages.seek(0)
+            said = self._messages.read().strip().splitlines()
+            why = f": {said[-1][:200]}" if said else ""
+            return {"error": f"the process ended with exit code {self._process.wait()}{why}"}
+        return dict(json.loads(line))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._messages.close()
+
+
+@contextmanager
+def worker(device: str, folder: Path) -> Iterator[WorkerProcess]:
+    """Return a context with a process that ends with it."""
+    process = WorkerProcess(device, folder)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def frameworks() -> list[str]:
+    """Return the frameworks that are installed, of "torch" and "jax".
+
+    Raises:
+        InputError: none is.
+    """
+    if not (found := [name for name in ("torch", "jax") if find_spec(name) is not None]):
+        raise InputError("neither torch nor jax is installed: pip install '.[jax,torch]'")
+    return found
+
+
+def measure_device(plan: Plan, folder: Path) -> Json:
+    """Return the memory bandwidth in bytes/s, and the device's name.
+
+    Raises:
+        InputError: the plan is for GPUs, and no framework finds one.
+    """
+    answers = {}
+    for framework in frameworks():
+        with worker(plan.device, folder) as process:
+            answers[framework] = process.ask("bandwidth", framework=framework)
+    names = {answer["device"] for answer in answers.values() if "device" in answer}
+    if plan.device == "gpu" and names <= {"cpu"}:
+        raise InputError("no framework finds a GPU: leave --gpu out to measure the CPU, or install '.[cuda]' and a driver")
+    rates = {framework: answer.get("bytes_per_second") for framework, answer in answers.items()}
+    best = max(filter(None, rates.values()), default=None)
+    return {"device": sorted(names, key=lambda name: name == "cpu")[:1], "bandwidth": {**rates, "best": best}}
+
+
+def measure_products(plan: Plan, config: ViTConfig, batch_size: int, dtype: str, folder: Path) -> Json:
+    """Return the FLOP/s of the matrix products of a forward pass, by each framework, and the best of them."""
+    shapes, rates = product_shapes(config, batch_size), {}
+    for framework in frameworks():
+        with worker(plan.device, folder) as process:
+            rates[framework] = process.ask("products", framework=framework, shapes=shapes, dtype=dtype).get("flops")
+    best = max(filter(None, rates.values()), default=None)
+    return {"dtype": dtype, "flops_of_products": product_flops(shapes), "flops_per_second": {**rates, "best": best}}
+
+
+class Measurement:
+    """The measurement of one block of a plan.  `results` and `skipped` are filled in the course of it."""
+
+    def __init__(
+        self, plan: Plan, block: Block, config: ViTConfig, sources: dict[str, str], folder: Path, say: Say
+    ) -> None:
+        self._plan, self._block, self._config, self._sources = plan, block, config, sources
+        self._folder, self._say = folder, say
+        self.results: list[Json] = []
+        self.skipped: list[Json] = []
+        self._unavailable: set[Contestant] = set()
+        self._files: dict[str, tuple[Path, Path]] = {}
+
+    def run(self) -> None:
+        """Measure all groups."""
+        available = self._block.contestants
+        for contestant in available:
+            if contestant.of.by_source and contestant.library not in self._sources:
+                self._skip(contestant, contestant.of.install)
+        block = Block(
+            **{**vars(self._block), "contestants": tuple(each for each in available if each not in self._unavailable)}
+        )
+        if self._plan.device == "gpu":
+            size = len(block.contestants) + 1
+        else:
+            size = group_size(self._config, block.batch_size, available_memory())
+        for number, group in enumerate(groups(block, size)):
+            self._measure_group(number, group)
+
+    def _skip(self, contestant: Contestant, reason: str) -> None:
+        if contestant not in self._unavailable:
+            self._unavailable.add(contestant)
+            entry = {"model": self._block.model, "contestant": contestant.name, "reason": reason}
+            self.skipped.append(entry)
+            self._say(f"  {contestant.name}: skipped: {reason}")
+
+    def _measure_group(self, number: int, group: tuple[Contestant, ...]) -> None:
+        with ExitStack() as stack:
+            workers: dict[Contestant, WorkerProcess] = {}
+            facts: dict[Contestant, Json] = {}
+            for contestant in group:
+                process = stack.enter_context(worker(self._plan.device, self._folder))
+                if (fact := self._prepare(contestant, process)) is None:
+                    process.close()
+                else:
+                    workers[contestant], facts[contestant] = process, fact
+            if not workers:
+                return
+            times = self._take_turns(workers)
+            for contestant, process in workers.items():
+                count = process.ask("compilations")["count"]
+                facts[contestant]["compilations_in_turns"] = count - facts[contestant].pop("compilations")
+        for contestant in workers:
+            self._add(number, contestant, facts[contestant], times)
+
+    def _prepare(self, contestant: Contestant, process: WorkerProcess) -> Json | None:
+        """Build a contestant, call each function once, and compare its logits; None if it is skipped."""
+        config = contestant.config(self._config)
+        weights, expected = self._weights_and_logits(contestant, config)
+        answers = [
+            process.ask(
+                "prepare",
+                contestant=asdict(contestant),
+                config=json.loads(config.to_json()),
+                weights=str(weights),
+                batch_size=self._block.batch_size,
+                keep_freed_memory=self._block.keep_freed_memory,
+                device=self._plan.device,
+                paths=[self._sources[contestant.library]] if contestant.library in self._sources else [],
+            )
+        ]
+        requests = [("first", {"what": "step"}), ("run", {"what": "step", "times": 1}), ("memory", {})]
+        requests += [("first", {"what": what}) for what in self._block.measures if what != "step"]
+        requests += [("check", {"expected": str(expected)}), ("compilations", {})]
+        for do, request in requests:
+            if reason := answers[-1].get("error") or answers[-1].get("skipped"):
+                self._skip(contestant, reason)
+                return None
+            answers.append(process.ask(do, **request))
+        if "error" in answers[-1]:
+            self._skip(contestant, answers[-1]["error"])
+            return None
+        built, first, _, memory, *_, check, compilations = answers
+        if not (error := check["error_of_logits"]) < TOLERANCE[contestant.dtype]:
+            limit = TOLERANCE[contestant.dtype]
+            self._skip(contestant, f"{WRONG}: relative RMS of the difference {error:.1e}, allowed {limit:.0e}")
+            return None
+        self._say(f"  {contestant.name}: logits within {error:.1e}, first step after {first['with_building']:.1f} s")
+        return {
+            "versions": built["versions"],
+            "device": built["device"],
+            "error_of_logits": error,
+            "first_step_seconds": first["with_building"],
+            "peak_memory_bytes": memory["bytes"],
+            "compilations": compilations["count"],
+        }
+
+    def _weights_and_logits(self, contestant: Contestant, config: ViTConfig) -> tuple[Path, Path]:
+        """Return the files with the weights of a contestant's function, in our format, and with its logits."""
+        function = contestant.function or contestant.library
+        key = function if LIBRARIES[function].changes else ""
+        if key not in self._files:
+            name = f"{self._block.model}-{key or 'own'}"
+            weights, expected = self._folder / f"{name}.safetensors", self._folder / f"{name}.npy"
+            checkpoint = reproducible_init.weights(config, 0)
+            parity.save(weights, checkpoint.arrays, config, "jax", force=True)
+            with worker("cpu", self._folder) as process:
+                answer = process.ask(
+                    "expected",
+                    framework=frameworks()[0],
+                    config=json.loads(config.to_json()),
+                    weights=str(weights),
+                    batch_size=self._block.batch_size,
+                    expected=str(expected),
+                )
+            if "error" in answer:
+                raise InputError(f"the logits of {self._block.model} cannot be computed: {answer['error']}")
+            self._files[key] = weights, expected
+        return self._files[key]
+
+    def _take_turns(self, workers: dict[Contestant, WorkerProcess]) -> dict[Contestant, dict[str, list[float]]]:
+        """Return the seconds of a call, of each function in each turn."""
+        times: dict[Contestant, dict[str, list[float]]] = {each: {} for each in workers}
+        calls: dict[str, int] = {}
+        for turn in range(-1, self._plan.turns):  # the first warms up, and decides how often a timing calls a function
+            order = list(workers)
+            order = order[turn % len(order) :] + order[: turn % len(order)]
+            for what in self._block.measures:
+                seconds = {
+                    each: self._seconds(workers[each].ask("run", what=what, times=calls.get(what, 1)), each)
+                    for each in order
+                }
+                if turn < 0:
+                    longest = max(seconds.values())
+                    calls[what] = min(max(round(SECONDS_OF_CALLS[self._plan.device] / longest), 1), MAX_CALLS)
+                else:
+                    for each in order:
+                        times[each].setdefault(what, []).append(seconds[each])
+        return times
+
+    def _seconds(self, answer: Json, contestant: Contestant) -> float:
+        """Return the seconds of an answer.
+
+        Raises:
+            InputError: the contestant failed after its first call succeeded.
+        """
+        if "seconds" not in answer:
+            raise InputError(f"{contestant.name} on {self._block.model} failed between its turns: {answer['error']}")
+        return float(answer["seconds"])
+
+    def _add(self, group: int, contestant: Contestant, facts: Json, times: dict[Contestant, Any]) -> None:
+        """Add the result of a contestant."""
+        reference = contestant.reference
+        others = times.get(reference) if reference != contestant else None
+        if any(each["contestant"] == contestant.name for each in self.results):
+            return  # a twin that a later group repeats for its ratios
+        ratios = {
+            what: spread([own / other for own, other in zip(seconds, others[what], strict=True)])
+            for what, seconds in times[contestant].items()
+            if others
+        }
+        self.results.append(
+            {
+                "model": self._block.model,
+                "batch_size": self._block.batch_size,
+                "allocator": self._allocator,
+                "contestant": contestant.name,
+                **asdict(contestant),
+                "framework": contestant.of.framework,
+                "group": group,
+                "reference": reference.name if others else None,
+                **facts,
+                "flops_of_forward": vit_spec.flops(contestant.config(self._config)),
+                "seconds": {what: spread(seconds) for what, seconds in times[contestant].items()},
+                "ratio_to_reference": ratios,
+            }
+        )
+
+    @property
+    def _allocator(self) -> str:
+        if self._plan.device == "gpu":
+            return "the framework's"
+        return "freed memory kept" if self._block.keep_freed_memory else "default"
+
+
+def spread(values: list[float]) -> Json:
+    """Return the median, the least and the most of the turns, and the turns."""
+    return {"median": median(values), "least": min(values), "most": max(values), "turns": values}
+
+
+def measure(plan: Plan, configs: dict[str, ViTConfig], sources: dict[str, str], say: Say) -> Json:
+    """Measure everything of a plan except its lines, and return it.
+
+    Args:
+        plan: what to measure.
+        configs: the config of each model of the plan.
+        sources: path by library, for libraries that are imported from a path.
+        say: called with a line for each thing that is done.
+
+    Returns:
+        "device" and "bandwidth" (see `measure_device`), "products", "results" and "skipped", lists.
+
+    Raises:
+        InputError: there is no framework, no GPU for a plan that needs one, or a contestant failed between its turns.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = {**measure_device(plan, folder), "products": [], "results": [], "skipped": []}
+        measured: set[tuple[str, int, str]] = set()
+        for block in plan.blocks:
+            setting = f", freed memory {'kept' if block.keep_freed_memory else 'returned'}" if plan.device == "cpu" else ""
+            say(f"{block.model}, batch size {block.batch_size}{setting}")
+            for dtype in dict.fromkeys(contestant.dtype for contestant in block.contestants):
+                if (key := (block.model, block.batch_size, dtype)) not in measured:
+                    measured.add(key)
+                    rates = measure_products(plan, configs[block.model], block.batch_size, dtype, folder)
+                    found["products"].append({"model": block.model, "batch_size": block.batch_size, **rates})
+            measurement = Measurement(plan, block, configs[block.model], sources, folder, say)
+            measurement.run()
+            found["results"] += measurement.results
+            found["skipped"] += measurement.skipped
+    return found
