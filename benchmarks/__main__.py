@@ -118,7 +118,7 @@ def run(chosen: plan.Plan, configs: dict[str, ViTConfig], sources: dict[str, str
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    found = turns.measure(chosen, configs, sources, say) if chosen.blocks else {}
+    found = turns.measure(chosen, configs, sources, say) if chosen.blocks else {"results": [], "skipped": []}
     with tempfile.TemporaryDirectory() as folder:
         other = {name: lines.measure(name, Path(folder), say) for name in chosen.lines}
     return {
@@ -153,6 +153,8 @@ def make_plan(args: argparse.Namespace) -> plan.Plan:
             hint = nearest(name, names) or f": give some of {', '.join(LIBRARIES)} or {', '.join(lines.LINES)}"
             raise InputError(f"--only {name} is no library, contestant or measurement{hint}")
     peers = [name for name in args.only if name not in lines.LINES]
+    if (args.quick or args.gpu) and (other := [name for name in args.only if name in lines.LINES]):
+        raise InputError(f"--only {other[0]} is not measured with --quick or --gpu: leave that option out")
     if args.only and not peers:
         batches = {}
     if args.gpu:

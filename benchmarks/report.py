@@ -29,7 +29,7 @@ def machine_line(results: Json) -> str:
     """Return the hardware, the measured rates and the versions, as sentences."""
     hardware = results["hardware"]
     cores, memory = hardware["usable_cores"], hardware["memory_bytes"] / 2**30
-    devices = [name for name in results.get("device", []) if name != "cpu"]
+    devices = [results["device"]] if results.get("device", "cpu") != "cpu" else []
     text = [
         f"{', '.join([*devices, hardware['processor']])}, {cores} cores, {memory:.0f} GiB, Python {hardware['python']}."
     ]
@@ -44,8 +44,9 @@ def machine_line(results: Json) -> str:
     for result in results.get("results", []):
         versions |= {result["library"]: v} if (v := _own_version(result, results)) else {}
         versions |= {name: v for name, v in result["versions"].items() if name in ("jax", "torch", "flax", "optax")}
-    text.append(", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".")
-    text.append(f"Medians of {results['turns']} turns (least to most).")
+    if versions:
+        text.append(", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".")
+        text.append(f"Medians of {results['turns']} turns (least to most).")
     return " ".join(text)
 
 
@@ -151,7 +152,7 @@ def draw(results: Json, path: Path) -> None:
         for row, block in zip(panels, blocks, strict=True):
             for axes, measure in zip(row, measures, strict=True):
                 _draw_panel(axes, block, measure)
-        device = (results.get("device") or ["cpu"])[0]
+        device = results["device"]
         figure.suptitle(results["hardware"]["processor"] if device == "cpu" else device)
         figure.savefig(path, format="svg", metadata={"Date": None})
         pyplot.close(figure)

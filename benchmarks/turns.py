@@ -10,18 +10,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import parity
 import vit_spec
 from benchmarks.machine import available_memory, product_flops, product_shapes
-from benchmarks.peers import LIBRARIES, Contestant
+from benchmarks.peers import Contestant
 from benchmarks.plan import Block, Plan, group_size, groups
 from parity.comparison import reproducible_init
 from vit_spec import InputError, ViTConfig
@@ -103,62 +103,107 @@ def frameworks() -> list[str]:
     return found
 
 
-def measure_device(plan: Plan, folder: Path) -> Json:
-    """Return the memory bandwidth in bytes/s, and the device's name.
+class References(NamedTuple):
+    """Files with the weights of a function in our format, and with the logits of our twin in float64."""
+
+    weights: Path
+    logits: Path
+
+
+Processes = dict[str, WorkerProcess]  # a process for each framework
+
+
+def measure_bandwidth(device: str, processes: Processes) -> Json:
+    """Return the name of the device, and the memory bandwidth in bytes/s by each framework, and the best of them.
 
     Raises:
-        InputError: the plan is for GPUs, and no framework finds one.
+        InputError: no framework finds a GPU, and `device` is "gpu".
     """
-    answers = {}
-    for framework in frameworks():
-        with worker(plan.device, folder) as process:
-            answers[framework] = process.ask("bandwidth", framework=framework)
+    answers = {framework: process.ask("bandwidth", framework=framework) for framework, process in processes.items()}
     names = {answer["device"] for answer in answers.values() if "device" in answer}
-    if plan.device == "gpu" and names <= {"cpu"}:
+    if device == "gpu" and names <= {"cpu"}:
         raise InputError("no framework finds a GPU: leave --gpu out to measure the CPU, or install '.[cuda]' and a driver")
     rates = {framework: answer.get("bytes_per_second") for framework, answer in answers.items()}
-    best = max(filter(None, rates.values()), default=None)
-    return {"device": sorted(names, key=lambda name: name == "cpu")[:1], "bandwidth": {**rates, "best": best}}
+    return {"device": min(names, key=lambda name: name == "cpu"), "bandwidth": _with_best(rates)}
 
 
-def measure_products(plan: Plan, config: ViTConfig, batch_size: int, dtype: str, folder: Path) -> Json:
-    """Return the FLOP/s of the matrix products of a forward pass, by each framework, and the best of them."""
-    shapes, rates = product_shapes(config, batch_size), {}
-    for framework in frameworks():
-        with worker(plan.device, folder) as process:
-            rates[framework] = process.ask("products", framework=framework, shapes=shapes, dtype=dtype).get("flops")
-    best = max(filter(None, rates.values()), default=None)
-    return {"dtype": dtype, "flops_of_products": product_flops(shapes), "flops_per_second": {**rates, "best": best}}
+def measure_products(processes: Processes, block: Block, config: ViTConfig, dtype: str) -> Json:
+    """Return the FLOP/s of the matrix products of a forward pass by each framework, and the best of them."""
+    shapes, rates = product_shapes(config, block.batch_size), {}
+    for framework, process in processes.items():
+        rates[framework] = process.ask("products", framework=framework, shapes=shapes, dtype=dtype).get("flops")
+    facts = {"model": block.model, "batch_size": block.batch_size, "dtype": dtype}
+    return {**facts, "flops_of_products": product_flops(shapes), "flops_per_second": _with_best(rates)}
+
+
+def _with_best(rates: dict[str, float | None]) -> dict[str, float | None]:
+    return {**rates, "best": max(filter(None, rates.values()), default=None)}
+
+
+def write_references(
+    processes: Processes, block: Block, config: ViTConfig, folder: Path, found: dict[str, References]
+) -> None:
+    """Write weights and logits for each function that the contestants of a block compute, unless `found` has them.
+
+    found: the files by `Contestant.function_key`, to which they are added.
+
+    Raises:
+        InputError: the logits cannot be computed.
+    """
+    framework, process = next(iter(processes.items()))
+    for contestant in block.contestants:
+        if contestant.function_key in found:
+            continue
+        own = contestant.config(config)
+        stem = f"{block.model}-{block.batch_size}-{contestant.function_key}"
+        files = References(folder / f"{stem}.safetensors", folder / f"{stem}.npy")
+        parity.save(files.weights, reproducible_init.weights(own, 0).arrays, own, "jax", force=True)
+        answer = process.ask(
+            "expected",
+            framework=framework,
+            config=json.loads(own.to_json()),
+            weights=str(files.weights),
+            batch_size=block.batch_size,
+            expected=str(files.logits),
+        )
+        if "error" in answer:
+            raise InputError(f"the logits of {block.model} cannot be computed: {answer['error']}")
+        found[contestant.function_key] = files
 
 
 class Measurement:
     """The measurement of one block of a plan.  `results` and `skipped` are filled in the course of it."""
 
     def __init__(
-        self, plan: Plan, block: Block, config: ViTConfig, sources: dict[str, str], folder: Path, say: Say
+        self,
+        plan: Plan,
+        block: Block,
+        config: ViTConfig,
+        references: dict[str, References],
+        sources: dict[str, str],
+        folder: Path,
+        say: Say,
     ) -> None:
-        self._plan, self._block, self._config, self._sources = plan, block, config, sources
-        self._folder, self._say = folder, say
+        self._plan, self._block, self._config, self._references = plan, block, config, references
+        self._sources, self._folder, self._say = sources, folder, say
         self.results: list[Json] = []
         self.skipped: list[Json] = []
         self._unavailable: set[Contestant] = set()
-        self._files: dict[str, tuple[Path, Path]] = {}
 
     def run(self) -> None:
         """Measure all groups."""
-        available = self._block.contestants
-        for contestant in available:
+        for contestant in self._block.contestants:
             if contestant.of.by_source and contestant.library not in self._sources:
                 self._skip(contestant, contestant.of.install)
-        block = Block(
-            **{**vars(self._block), "contestants": tuple(each for each in available if each not in self._unavailable)}
-        )
-        if self._plan.device == "gpu":
-            size = len(block.contestants) + 1
-        else:
+        block = replace(self._block, contestants=tuple(self._available(self._block.contestants)))
+        size = len(block.contestants) * 2
+        if self._plan.device == "cpu":
             size = group_size(self._config, block.batch_size, available_memory())
         for number, group in enumerate(groups(block, size)):
-            self._measure_group(number, group)
+            self._measure_group(number, tuple(self._available(group)))
+
+    def _available(self, contestants: Iterable[Contestant]) -> Iterator[Contestant]:
+        return (each for each in contestants if each not in self._unavailable)
 
     def _skip(self, contestant: Contestant, reason: str) -> None:
         if contestant not in self._unavailable:
@@ -188,14 +233,13 @@ class Measurement:
 
     def _prepare(self, contestant: Contestant, process: WorkerProcess) -> Json | None:
         """Build a contestant, call each function once, and compare its logits; None if it is skipped."""
-        config = contestant.config(self._config)
-        weights, expected = self._weights_and_logits(contestant, config)
+        files = self._references[contestant.function_key]
         answers = [
             process.ask(
                 "prepare",
                 contestant=asdict(contestant),
-                config=json.loads(config.to_json()),
-                weights=str(weights),
+                config=json.loads(contestant.config(self._config).to_json()),
+                weights=str(files.weights),
                 batch_size=self._block.batch_size,
                 keep_freed_memory=self._block.keep_freed_memory,
                 device=self._plan.device,
@@ -204,7 +248,7 @@ class Measurement:
         ]
         requests = [("first", {"what": "step"}), ("run", {"what": "step", "times": 1}), ("memory", {})]
         requests += [("first", {"what": what}) for what in self._block.measures if what != "step"]
-        requests += [("check", {"expected": str(expected)}), ("compilations", {})]
+        requests += [("check", {"expected": str(files.logits)}), ("compilations", {})]
         for do, request in requests:
             if reason := answers[-1].get("error") or answers[-1].get("skipped"):
                 self._skip(contestant, reason)
@@ -227,29 +271,6 @@ class Measurement:
             "peak_memory_bytes": memory["bytes"],
             "compilations": compilations["count"],
         }
-
-    def _weights_and_logits(self, contestant: Contestant, config: ViTConfig) -> tuple[Path, Path]:
-        """Return the files with the weights of a contestant's function, in our format, and with its logits."""
-        function = contestant.function or contestant.library
-        key = function if LIBRARIES[function].changes else ""
-        if key not in self._files:
-            name = f"{self._block.model}-{key or 'own'}"
-            weights, expected = self._folder / f"{name}.safetensors", self._folder / f"{name}.npy"
-            checkpoint = reproducible_init.weights(config, 0)
-            parity.save(weights, checkpoint.arrays, config, "jax", force=True)
-            with worker("cpu", self._folder) as process:
-                answer = process.ask(
-                    "expected",
-                    framework=frameworks()[0],
-                    config=json.loads(config.to_json()),
-                    weights=str(weights),
-                    batch_size=self._block.batch_size,
-                    expected=str(expected),
-                )
-            if "error" in answer:
-                raise InputError(f"the logits of {self._block.model} cannot be computed: {answer['error']}")
-            self._files[key] = weights, expected
-        return self._files[key]
 
     def _take_turns(self, workers: dict[Contestant, WorkerProcess]) -> dict[Contestant, dict[str, list[float]]]:
         """Return the seconds of a call, of each function in each turn."""
@@ -296,7 +317,7 @@ class Measurement:
             {
                 "model": self._block.model,
                 "batch_size": self._block.batch_size,
-                "allocator": self._allocator,
+                "allocator": allocator(self._plan, self._block),
                 "contestant": contestant.name,
                 **asdict(contestant),
                 "framework": contestant.of.framework,
@@ -308,12 +329,6 @@ class Measurement:
                 "ratio_to_reference": ratios,
             }
         )
-
-    @property
-    def _allocator(self) -> str:
-        if self._plan.device == "gpu":
-            return "the framework's"
-        return "freed memory kept" if self._block.keep_freed_memory else "default"
 
 
 def spread(values: list[float]) -> Json:
@@ -331,25 +346,38 @@ def measure(plan: Plan, configs: dict[str, ViTConfig], sources: dict[str, str], 
         say: called with a line for each thing that is done.
 
     Returns:
-        "device" and "bandwidth" (see `measure_device`), "products", "results" and "skipped", lists.
+        "device" and "bandwidth" (see `measure_bandwidth`), "products", "results" and "skipped", lists.
 
     Raises:
         InputError: there is no framework, no GPU for a plan that needs one, or a contestant failed between its turns.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = {**measure_device(plan, folder), "products": [], "results": [], "skipped": []}
-        measured: set[tuple[str, int, str]] = set()
+        with ExitStack() as stack:
+            processes = {each: stack.enter_context(worker(plan.device, folder)) for each in frameworks()}
+            found = {**measure_bandwidth(plan.device, processes), "products": [], "results": [], "skipped": []}
+            references: dict[tuple[str, int], dict[str, References]] = {}
+            measured = set()
+            for block in plan.blocks:
+                key, config = (block.model, block.batch_size), configs[block.model]
+                say(f"{block.model}, batch size {block.batch_size}: weights, and rates of products")
+                write_references(processes, block, config, folder, references.setdefault(key, {}))
+                for dtype in dict.fromkeys(contestant.dtype for contestant in block.contestants):
+                    if (*key, dtype) not in measured:
+                        measured.add((*key, dtype))
+                        found["products"].append(measure_products(processes, block, config, dtype))
         for block in plan.blocks:
-            setting = f", freed memory {'kept' if block.keep_freed_memory else 'returned'}" if plan.device == "cpu" else ""
-            say(f"{block.model}, batch size {block.batch_size}{setting}")
-            for dtype in dict.fromkeys(contestant.dtype for contestant in block.contestants):
-                if (key := (block.model, block.batch_size, dtype)) not in measured:
-                    measured.add(key)
-                    rates = measure_products(plan, configs[block.model], block.batch_size, dtype, folder)
-                    found["products"].append({"model": block.model, "batch_size": block.batch_size, **rates})
-            measurement = Measurement(plan, block, configs[block.model], sources, folder, say)
+            say(f"{block.model}, batch size {block.batch_size}, allocator: {allocator(plan, block)}")
+            files = references[block.model, block.batch_size]
+            measurement = Measurement(plan, block, configs[block.model], files, sources, folder, say)
             measurement.run()
             found["results"] += measurement.results
             found["skipped"] += measurement.skipped
     return found
+
+
+def allocator(plan: Plan, block: Block) -> str:
+    """Return the setting of the allocator in words."""
+    if plan.device == "gpu":
+        return "the framework's"
+    return "freed memory kept" if block.keep_freed_memory else "default"

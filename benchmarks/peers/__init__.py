@@ -157,6 +157,12 @@ class Contestant:
         twin = "vit_jax" if self.of.framework == "jax" else "vit_torch"
         return Contestant(twin, self.compiled, self.dtype, self.library if self.of.changes else "")
 
+    @property
+    def function_key(self) -> str:
+        """The library whose function it computes, "" if that is the named model's own."""
+        name = self.function or self.library
+        return name if LIBRARIES[name].changes else ""
+
     def config(self, config: ViTConfig) -> ViTConfig:
         """Return the config of the function that it computes, given that of the named model."""
         return config.replace(**LIBRARIES[self.function or self.library].changes)
