@@ -3,7 +3,7 @@
     python -m benchmarks                                     # three models, all contestants; 20 minutes on two cores
     python -m benchmarks --quick                             # one small model, four contestants; two minutes
     python -m benchmarks --gpu                               # training steps and latency in bfloat16 on a GPU
-    python -m benchmarks --models vit_s16 --only timm equimo # some models, and some libraries beside the twins
+    python -m benchmarks --models vit_s16 --only 'timm*'     # some models, and some contestants
     python -m benchmarks --source big_vision=CLONE           # also a library that has no package
     python -m benchmarks --json results.json --picture results.svg
 
@@ -70,8 +70,9 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME",
-        help=f"libraries ({', '.join(LIBRARIES)}), contestants such as timm-compiled-bfloat16, or other measurements "
-        f"({', '.join(lines.LINES)}); the twins that they are compared with are added",
+        help=f"contestants ({', '.join(LIBRARIES)}; some also with -compiled, -bfloat16, -compiled-bfloat16), "
+        f"patterns such as 'timm*', or other measurements ({', '.join(lines.LINES)}); the twins that they are compared "
+        "with are added",
     )  # fmt: skip
     parser.add_argument(
         "--source", nargs="+", default=[], metavar="LIBRARY=PATH", action="extend",
@@ -147,11 +148,11 @@ def make_plan(args: argparse.Namespace) -> plan.Plan:
         if not size.isdecimal() or int(size) < 1:
             raise InputError(f"--batch {model}={size}: give a positive number of images")
     batches = {model: int(sizes.get(model, defaults.get(model, plan.DEFAULT_BATCH))) for model in args.models or defaults}
-    names = [*LIBRARIES, *(each.name for each in contestants()), *lines.LINES]
+    names = [*(each.name for each in contestants()), *lines.LINES]
     for name in args.only:
-        if name not in names:
-            hint = nearest(name, names) or f": give some of {', '.join(LIBRARIES)} or {', '.join(lines.LINES)}"
-            raise InputError(f"--only {name} is no library, contestant or measurement{hint}")
+        if name not in lines.LINES and not plan.chosen([name], contestants()):
+            hint = nearest(name, names) or f": give some of {', '.join(names)}"
+            raise InputError(f"--only {name} is no contestant or measurement{hint}")
     peers = [name for name in args.only if name not in lines.LINES]
     if (args.quick or args.gpu) and (other := [name for name in args.only if name in lines.LINES]):
         raise InputError(f"--only {other[0]} is not measured with --quick or --gpu: leave that option out")

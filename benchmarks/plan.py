@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
-from benchmarks.peers import LIBRARIES, Contestant, contestants
+from benchmarks.peers import Contestant, contestants
 from vit_spec import ViTConfig, memory
 
 MEASURES = ("step", "gradient", "forward", "latency")
@@ -55,8 +56,8 @@ class Plan:
 
 
 def chosen(only: Sequence[str], everyone: Sequence[Contestant]) -> tuple[Contestant, ...]:
-    """Return the contestants with these names, or of the libraries with these names; all if there are no names."""
-    return tuple(each for each in everyone if not only or each.name in only or each.library in only)
+    """Return the contestants whose names match one of the patterns of `only`; all if there are none."""
+    return tuple(each for each in everyone if not only or any(fnmatchcase(each.name, pattern) for pattern in only))
 
 
 def cpu_plan(batches: dict[str, int], only: Sequence[str], turns: int, lines: tuple[str, ...]) -> Plan:
@@ -78,8 +79,8 @@ def cpu_plan(batches: dict[str, int], only: Sequence[str], turns: int, lines: tu
 
 def quick_plan(batches: dict[str, int], only: Sequence[str], turns: int) -> Plan:
     """Return a plan of two minutes on two cores: a small model, few contestants, and no other measurements."""
-    plain = [Contestant(name) for name in (only and LIBRARIES) or QUICK_LIBRARIES]
-    return Plan("cpu", tuple(Block(model, size, True, chosen(only, plain)) for model, size in batches.items()), turns)
+    candidates = contestants() if only else [Contestant(name) for name in QUICK_LIBRARIES]
+    return Plan("cpu", tuple(Block(model, size, True, chosen(only, candidates)) for model, size in batches.items()), turns)
 
 
 def gpu_plan(batches: dict[str, int], only: Sequence[str], turns: int) -> Plan:
@@ -110,16 +111,18 @@ def groups(block: Block, size: int) -> list[tuple[Contestant, ...]]:
     return [tuple(group) for group in found]
 
 
-def group_size(config: ViTConfig, batch_size: int, available: int, fixed: int = FIXED_BYTES) -> int:
+def group_size(config: ViTConfig, batch_size: int, device: str, available: int) -> int:
     """Return how many contestants' training steps fit into memory at the same time, at least two.
 
     Args:
         config: the model.
         batch_size: images of a batch.
-        available: bytes of memory that are free.
-        fixed: bytes of a process before it has a model.
+        device: "cpu" or "gpu".
+        available: bytes of its memory that are free.
     """
-    estimate = memory(config, fused_attention=False)
-    # Kept memory is fragmented, and JAX compiles gradient and step to two programs.
-    each = fixed + 2 * (estimate.training_state + batch_size * estimate.activations)
-    return max(2, available * 9 // 10 // each)
+    on_gpu = device == "gpu"
+    estimate = memory(config, dtype="bfloat16" if on_gpu else "float32", fused_attention=on_gpu)
+    step = estimate.training_state + batch_size * estimate.activations
+    # Memory that is kept is fragmented, on CPUs more, and libraries store more than they need.
+    each = FIXED_BYTES + (1.3 if on_gpu else 2) * step
+    return max(2, int(0.9 * available / each))

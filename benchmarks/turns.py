@@ -114,7 +114,7 @@ Processes = dict[str, WorkerProcess]  # a process for each framework
 
 
 def measure_bandwidth(device: str, processes: Processes) -> Json:
-    """Return the name of the device, and the memory bandwidth in bytes/s by each framework, and the best of them.
+    """Return the device's name, its bytes of memory (None for CPUs), and its bandwidth in bytes/s by each framework.
 
     Raises:
         InputError: no framework finds a GPU, and `device` is "gpu".
@@ -124,7 +124,12 @@ def measure_bandwidth(device: str, processes: Processes) -> Json:
     if device == "gpu" and names <= {"cpu"}:
         raise InputError("no framework finds a GPU: leave --gpu out to measure the CPU, or install '.[cuda]' and a driver")
     rates = {framework: answer.get("bytes_per_second") for framework, answer in answers.items()}
-    return {"device": min(names, key=lambda name: name == "cpu"), "bandwidth": _with_best(rates)}
+    sizes = [answer["device_bytes"] for answer in answers.values() if answer.get("device_bytes")]
+    return {
+        "device": min(names, key=lambda name: name == "cpu"),
+        "device_bytes": min(sizes, default=None),
+        "bandwidth": _with_best(rates),
+    }
 
 
 def measure_products(processes: Processes, block: Block, config: ViTConfig, dtype: str) -> Json:
@@ -183,9 +188,10 @@ class Measurement:
         sources: dict[str, str],
         folder: Path,
         say: Say,
+        device_bytes: int | None,
     ) -> None:
         self._plan, self._block, self._config, self._references = plan, block, config, references
-        self._sources, self._folder, self._say = sources, folder, say
+        self._sources, self._folder, self._say, self._device_bytes = sources, folder, say, device_bytes
         self.results: list[Json] = []
         self.skipped: list[Json] = []
         self._unavailable: set[Contestant] = set()
@@ -196,9 +202,8 @@ class Measurement:
             if contestant.of.by_source and contestant.library not in self._sources:
                 self._skip(contestant, contestant.of.install)
         block = replace(self._block, contestants=tuple(self._available(self._block.contestants)))
-        size = len(block.contestants) * 2
-        if self._plan.device == "cpu":
-            size = group_size(self._config, block.batch_size, available_memory())
+        available = self._device_bytes or available_memory()
+        size = group_size(self._config, block.batch_size, self._plan.device, available)
         for number, group in enumerate(groups(block, size)):
             self._measure_group(number, tuple(self._available(group)))
 
@@ -346,7 +351,7 @@ def measure(plan: Plan, configs: dict[str, ViTConfig], sources: dict[str, str], 
         say: called with a line for each thing that is done.
 
     Returns:
-        "device" and "bandwidth" (see `measure_bandwidth`), "products", "results" and "skipped", lists.
+        "device", "device_bytes" and "bandwidth" (see `measure_bandwidth`), "products", "results" and "skipped", lists.
 
     Raises:
         InputError: there is no framework, no GPU for a plan that needs one, or a contestant failed between its turns.
@@ -369,7 +374,8 @@ def measure(plan: Plan, configs: dict[str, ViTConfig], sources: dict[str, str], 
         for block in plan.blocks:
             say(f"{block.model}, batch size {block.batch_size}, allocator: {allocator(plan, block)}")
             files = references[block.model, block.batch_size]
-            measurement = Measurement(plan, block, configs[block.model], files, sources, folder, say)
+            limit = found["device_bytes"]
+            measurement = Measurement(plan, block, configs[block.model], files, sources, folder, say, limit)
             measurement.run()
             found["results"] += measurement.results
             found["skipped"] += measurement.skipped

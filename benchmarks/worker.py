@@ -117,10 +117,14 @@ class Worker:
         return {"flops": machine.product_rate(request["shapes"], request["dtype"])}
 
     def bandwidth(self, request: Request) -> Answer:
-        """Return the bytes/s of copies of a large array, reading and writing counted, and the name of the device."""
+        """Return the bytes/s of copies of a large array, reading and writing counted, and the device's name and memory."""
         self._keep_freed_memory(request["framework"])
         machine = importlib.import_module(f"benchmarks.machine.{request['framework']}_rates")
-        return {"bytes_per_second": machine.bandwidth(), "device": machine.device_name()}
+        return {
+            "bytes_per_second": machine.bandwidth(),
+            "device": machine.device_name(),
+            "device_bytes": machine.device_bytes(),
+        }
 
     def expected(self, request: Request) -> Answer:
         """Write the logits of the first images in float64, by a twin."""

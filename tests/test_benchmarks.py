@@ -99,7 +99,7 @@ def test_without_a_gpu_the_option_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--only", "tim"], "--only tim is no library, contestant or measurement; did you mean 'timm'?"),
+        (["--only", "tim"], "--only tim is no contestant or measurement; did you mean 'timm'?"),
         (["--model", "vit_s16"], "unrecognized arguments: --model vit_s16; did you mean '--models'?"),
         (["--batch", "vit_s61=3"], "--batch vit_s61; did you mean 'vit_s16'?"),
         (["--batch", "vit_s16=none"], "--batch vit_s16=none: give a positive number of images"),

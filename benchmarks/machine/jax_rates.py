@@ -19,6 +19,11 @@ def device_name() -> str:
     return jax.devices()[0].device_kind
 
 
+def device_bytes() -> int | None:
+    """Return the bytes of memory of a GPU that this process can use; None for CPUs."""
+    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+
+
 def _least_seconds(function: Callable[..., Any], *arguments: Any) -> float:
     jax.block_until_ready(function(*arguments))
     times = []

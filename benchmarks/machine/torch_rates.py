@@ -15,6 +15,11 @@ REPEATS = 5
 COPIED_BYTES = 1 << 28
 
 
+def device_bytes() -> int | None:
+    """Return the bytes of memory of a GPU; None for CPUs."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+
+
 def _least_seconds(function: Callable[[], Any]) -> float:
     function()
     synchronize()

@@ -73,9 +73,10 @@ class TorchModel:
     def _place(self, inputs: Inputs) -> None:
         """Place the batch on the device."""
         self._images = torch.tensor(inputs.images, device=device()).permute(0, 3, 1, 2).contiguous()
-        self._pixels = torch.tensor(inputs.pixels, device=device())
+        self._pixels = torch.tensor(inputs.pixels, device=device()).permute(0, 3, 1, 2).contiguous()
         self._targets = torch.tensor(inputs.targets, device=device()).long()
-        self._mean, self._std = (torch.tensor(each, device=device()) * 255 for each in (inputs.mean, inputs.std))
+        mean, std = (torch.tensor(each, device=device()) * 255 for each in (inputs.mean, inputs.std))
+        self._mean, self._std = mean[:, None, None], std[:, None, None]
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(device().type, torch.bfloat16) if self._bfloat16 else nullcontext()
@@ -113,15 +114,9 @@ class TorchModel:
     def step(self) -> Tensor:
         """Do a training step on the batch of uint8 images, and return the loss."""
         self.module.train()
-        loss = self._loss(
-            self._pixels.permute(0, 3, 1, 2).float().sub_(self._column(self._mean)).div_(self._column(self._std))
-        )
+        loss = self._loss(self._pixels.float().sub_(self._column(self._mean)).div_(self._column(self._std)))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.detach()
-
-    @staticmethod
-    def _column(values: Tensor) -> Tensor:
-        return values[:, None, None]
