@@ -11,7 +11,10 @@ from vit_spec import ViTConfig, memory
 MEASURES = ("step", "gradient", "forward", "latency")
 CPU_BATCHES = {"vit_ti16": 32, "vit_s16": 32, "vit_b16": 8}
 GPU_BATCHES = {"vit_s16": 256, "vit_b16": 128, "vit_l16": 64, "vit_h14": 32}
-DETAILED_MODEL = "vit_s16"
+DETAILED_MODEL, LARGE_MODEL = "vit_s16", "vit_b16"
+SHORT_MEASURES = ("step", "forward", "latency")
+MAIN_CONTESTANTS = ("vit_jax", "vit_torch", "timm", "transformers", "big_vision", "equimo")
+DEFAULT_ALLOCATOR = ("vit_jax", "vit_torch", "timm", "big_vision")
 QUICK_BATCHES = {"vit_ti16": 8}
 QUICK_LIBRARIES = ("vit_jax", "vit_torch", "timm", "equimo")
 GPU_CONTESTANTS = ("vit_jax-bfloat16", "vit_torch-compiled-bfloat16", "timm-compiled-bfloat16", "big_vision-bfloat16")
@@ -61,19 +64,24 @@ def chosen(only: Sequence[str], everyone: Sequence[Contestant]) -> tuple[Contest
 
 
 def cpu_plan(batches: dict[str, int], only: Sequence[str], turns: int, lines: tuple[str, ...]) -> Plan:
-    """Return the plan for a CPU: each model with all functions, where freed memory is kept as both trainers keep it.
+    """Return the plan for a CPU.  Freed memory is kept, as both trainers keep it.
 
-    vit_s16 is also measured with the default settings of the allocator, in float32, by its steps and forward passes.  Other
-    models are measured in float32 and without torch.compile, unless there are names in `only`.
+    With names in `only`, these contestants are measured in full on each model.  Without, the time is limited: the main
+    contestants are measured on each model, on small ones in full, and all others on vit_s16; there, some are also measured
+    with the default settings of the allocator.
     """
-    everyone = contestants()
-    plain = [each for each in everyone if each.dtype == "float32" and not each.compiled]
     blocks = []
     for model, batch_size in batches.items():
-        candidates = everyone if only or model == DETAILED_MODEL else plain
-        blocks.append(Block(model, batch_size, True, chosen(only, candidates)))
-        if model == DETAILED_MODEL and (defaults := chosen(only, plain)):
-            blocks.append(Block(model, batch_size, False, defaults, ("step", "forward")))
+        if only:
+            blocks.append(Block(model, batch_size, True, chosen(only, contestants())))
+            continue
+        main = chosen(MAIN_CONTESTANTS, contestants())
+        blocks.append(Block(model, batch_size, True, main, SHORT_MEASURES if model == LARGE_MODEL else MEASURES))
+        if model == DETAILED_MODEL:
+            others = (each for each in contestants() if each not in main)
+            rest = tuple(each for each in others if not (each.compiled and each.dtype == "bfloat16"))
+            blocks.append(Block(model, batch_size, True, rest, SHORT_MEASURES))
+            blocks.append(Block(model, batch_size, False, chosen(DEFAULT_ALLOCATOR, main), SHORT_MEASURES))
     return Plan("cpu", tuple(blocks), turns, lines)
 
 

@@ -72,13 +72,13 @@ def _title(result: Json) -> str:
 
 def times_table(results: Json, block: list[Json]) -> str:
     """Return the table of times, memory and shares of the peak."""
-    measures = [name for name in MEASURES if name in block[0]["seconds"]]
+    measures = _measures(block)
     units = [f"{MEASURES[name]}, {'ms' if name == 'latency' else 's'}" for name in measures]
     share = "step, share of peak" if block[0]["device"] != "cpu" else "step, share of products"
     header = ["contestant", *units, "step, images/s", share, "peak memory, MiB", "first step after, s", "logits"]
     rows = [header, ["---"] * len(header)]
     for result in block:
-        cells = [_spread(result["seconds"][name], 1e3 if name == "latency" else 1) for name in measures]
+        cells = [_spread(result["seconds"].get(name), 1e3 if name == "latency" else 1) for name in measures]
         rate = result["batch_size"] / result["seconds"]["step"]["median"]
         part = share_of_peak(results, result)
         cells += [f"{rate:,.1f}", f"{part:.0%}" if part else "not known", f"{result['peak_memory_bytes'] / 2**20:,.0f}"]
@@ -90,12 +90,12 @@ def times_table(results: Json, block: list[Json]) -> str:
 
 def ratios_table(block: list[Json]) -> str:
     """Return the table of times divided by those of the twin, within each turn."""
-    measures = [name for name in MEASURES if name in block[0]["seconds"]]
+    measures = _measures(block)
     rows = [["time / time of the twin", "twin", *(MEASURES[name] for name in measures)]]
     rows.append(["---"] * len(rows[0]))
     for result in block:
         if ratios := result["ratio_to_reference"]:
-            rows.append([result["contestant"], result["reference"], *(_spread(ratios[name]) for name in measures)])
+            rows.append([result["contestant"], result["reference"], *(_spread(ratios.get(name)) for name in measures)])
     return _table(rows)
 
 
@@ -114,8 +114,15 @@ def share_of_peak(results: Json, result: Json) -> float | None:
     return flops / peak if peak else None
 
 
-def _spread(values: Json, factor: float = 1.0) -> str:
-    """Return the median, the least and the most, with three digits of the median."""
+def _measures(block: list[Json]) -> list[str]:
+    """Return the functions that were timed for some result."""
+    return [name for name in MEASURES if any(name in result["seconds"] for result in block)]
+
+
+def _spread(values: Json | None, factor: float = 1.0) -> str:
+    """Return the median, the least and the most, with three digits of the median; "" for a function that was not timed."""
+    if values is None:
+        return ""
     numbers = [factor * values[name] for name in ("median", "least", "most")]
     digits = 0 if numbers[0] >= 100 else 1 if numbers[0] >= 10 else 2 if numbers[0] >= 1 else 3
     middle, least, most = (f"{number:.{digits}f}" for number in numbers)
@@ -142,7 +149,7 @@ def draw(results: Json, path: Path) -> None:
         for block in _blocks(results)
         if block[0]["allocator"] != "default"
     ]
-    measures = [name for name in ("step", "forward") if all(name in block[0]["seconds"] for block in blocks)]
+    measures = [name for name in ("step", "forward") if all(name in _measures(block) for block in blocks)]
     heights = [len(block) for block in blocks]
     with pyplot.rc_context({"svg.hashsalt": "benchmarks", "font.size": 9}):
         figure, panels = pyplot.subplots(
@@ -164,6 +171,7 @@ def _draw_panel(axes: Any, block: list[Json], measure: str) -> None:
     rates = {
         result["contestant"]: [count / result["seconds"][measure][name] for name in ("median", "most", "least")]
         for result in block
+        if measure in result["seconds"]
     }
     names = sorted(rates, key=lambda name: rates[name][0])
     middle = [rates[name][0] for name in names]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,8 +78,11 @@ class WorkerProcess:
     def close(self) -> None:
         """End the process."""
         self._process.kill()
-        self._process.communicate()
-        self._messages.close()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._messages):
+            with suppress(BrokenPipeError):
+                if stream is not None:
+                    stream.close()
 
 
 @contextmanager
@@ -229,7 +232,7 @@ class Measurement:
                     workers[contestant], facts[contestant] = process, fact
             if not workers:
                 return
-            times = self._take_turns(workers)
+            times = self._take_turns(workers, {each: facts[each].pop("warm_seconds") for each in workers})
             for contestant, process in workers.items():
                 count = process.ask("compilations")["count"]
                 facts[contestant]["compilations_in_turns"] = count - facts[contestant].pop("compilations")
@@ -252,8 +255,9 @@ class Measurement:
             )
         ]
         requests = [("first", {"what": "step"}), ("run", {"what": "step", "times": 1}), ("memory", {})]
-        requests += [("first", {"what": what}) for what in self._block.measures if what != "step"]
-        requests += [("check", {"expected": str(files.logits)}), ("compilations", {})]
+        requests += [("check", {"expected": str(files.logits)})]  # the first call of the forward pass
+        requests += [("first", {"what": what}) for what in self._block.measures if what not in ("step", "forward")]
+        requests += [("run", {"what": "latency", "times": 1}), ("compilations", {})]
         for do, request in requests:
             if reason := answers[-1].get("error") or answers[-1].get("skipped"):
                 self._skip(contestant, reason)
@@ -262,7 +266,7 @@ class Measurement:
         if "error" in answers[-1]:
             self._skip(contestant, answers[-1]["error"])
             return None
-        built, first, _, memory, *_, check, compilations = answers
+        built, first, step, memory, check, *_, latency, compilations = answers
         if not (error := check["error_of_logits"]) < TOLERANCE[contestant.dtype]:
             limit = TOLERANCE[contestant.dtype]
             self._skip(contestant, f"{WRONG}: relative RMS of the difference {error:.1e}, allowed {limit:.0e}")
@@ -275,26 +279,29 @@ class Measurement:
             "first_step_seconds": first["with_building"],
             "peak_memory_bytes": memory["bytes"],
             "compilations": compilations["count"],
+            "warm_seconds": {"step": step["seconds"], "latency": latency["seconds"]},
         }
 
-    def _take_turns(self, workers: dict[Contestant, WorkerProcess]) -> dict[Contestant, dict[str, list[float]]]:
-        """Return the seconds of a call, of each function in each turn."""
+    def _take_turns(
+        self, workers: dict[Contestant, WorkerProcess], warm_seconds: dict[Contestant, dict[str, float]]
+    ) -> dict[Contestant, dict[str, list[float]]]:
+        """Return the seconds of a call, of each function in each turn.
+
+        warm_seconds: of a call of the step, and of the latency, after the first.  They decide how often a timing calls a
+            function: equally often in all contestants.
+        """
         times: dict[Contestant, dict[str, list[float]]] = {each: {} for each in workers}
-        calls: dict[str, int] = {}
-        for turn in range(-1, self._plan.turns):  # the first warms up, and decides how often a timing calls a function
+        step, latency = (max(seconds[what] for seconds in warm_seconds.values()) for what in ("step", "latency"))
+        expected = {"step": step, "gradient": step, "forward": step / 3, "latency": latency}
+        limit = SECONDS_OF_CALLS[self._plan.device]
+        calls = {what: min(max(round(limit / seconds), 1), MAX_CALLS) for what, seconds in expected.items()}
+        for turn in range(self._plan.turns):
             order = list(workers)
             order = order[turn % len(order) :] + order[: turn % len(order)]
             for what in self._block.measures:
-                seconds = {
-                    each: self._seconds(workers[each].ask("run", what=what, times=calls.get(what, 1)), each)
-                    for each in order
-                }
-                if turn < 0:
-                    longest = max(seconds.values())
-                    calls[what] = min(max(round(SECONDS_OF_CALLS[self._plan.device] / longest), 1), MAX_CALLS)
-                else:
-                    for each in order:
-                        times[each].setdefault(what, []).append(seconds[each])
+                for each in order:
+                    answer = workers[each].ask("run", what=what, times=calls[what])
+                    times[each].setdefault(what, []).append(self._seconds(answer, each))
         return times
 
     def _seconds(self, answer: Json, contestant: Contestant) -> float:

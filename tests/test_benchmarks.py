@@ -61,7 +61,8 @@ def test_the_command_measures_peers_beside_the_twins(tmp_path: Path, capsys: pyt
     assert "<svg" in outputs[1].read_text()
 
 
-def test_the_plan_for_gpus_runs_on_a_cpu() -> None:
+def test_the_plan_for_gpus_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "frameworks", lambda: ["torch"])
     own = [Contestant("vit_jax", dtype="bfloat16"), Contestant("vit_torch", dtype="bfloat16")]
     on_gpu = plan.gpu_plan({"vit_s16": 2}, [each.name for each in own], turns=1)
     assert on_gpu.device == "gpu" and on_gpu.blocks[0].contestants == tuple(own)
@@ -149,6 +150,15 @@ def test_the_reference_of_a_contestant_computes_the_same_function_in_the_same_wa
 def test_the_measured_products_are_those_of_a_forward_pass(config: ViTConfig) -> None:
     head = 2 * config.width * config.num_classes
     assert product_flops(product_shapes(config, 3)) == 3 * (vit_spec.flops(config) - head)
+
+
+def test_the_default_plan_measures_every_library_and_both_settings_of_the_allocator() -> None:
+    found = plan.cpu_plan(plan.CPU_BATCHES, [], 3, ())
+    assert {each.library for block in found.blocks for each in block.contestants} == LIBRARIES.keys()
+    assert {block.model for block in found.blocks} == plan.CPU_BATCHES.keys()
+    assert {block.keep_freed_memory for block in found.blocks if block.model == "vit_s16"} == {True, False}
+    in_bfloat16 = {each.library for block in found.blocks for each in block.contestants if each.dtype == "bfloat16"}
+    assert in_bfloat16 >= {"vit_jax", "vit_torch", "timm", "big_vision"}
 
 
 def test_names_of_contestants_are_unique_and_every_plan_knows_them() -> None:

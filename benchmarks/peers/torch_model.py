@@ -114,7 +114,7 @@ class TorchModel:
     def step(self) -> Tensor:
         """Do a training step on the batch of uint8 images, and return the loss."""
         self.module.train()
-        loss = self._loss(self._pixels.float().sub_(self._column(self._mean)).div_(self._column(self._std)))
+        loss = self._loss(self._pixels.float().sub_(self._mean).div_(self._std))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
         self._optimizer.step()
