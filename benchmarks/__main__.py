@@ -99,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
     print(report.markdown(results))
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
-    if args.picture:
+    if args.picture and results["results"]:
         report.draw(results, args.picture)
     return int(any(each["reason"].startswith(turns.WRONG) for each in results["skipped"]))
 

@@ -1,8 +1,10 @@
 """The results as tables in Markdown, and as a picture."""
 
+import math
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import LIBRARIES
 from train.loop.peak_flops import peak_flops
 
 Json = dict[str, Any]
@@ -41,20 +43,15 @@ def machine_line(results: Json) -> str:
         ]
         text.append(f"Matrix products of {rate['model']} in {rate['dtype']}: {', '.join(each)} GFLOP/s.")
     versions: dict[str, str] = {}
-    for result in results.get("results", []):
-        versions |= {result["library"]: v} if (v := _own_version(result, results)) else {}
-        versions |= {name: v for name, v in result["versions"].items() if name in ("jax", "torch", "flax", "optax")}
+    for result in results["results"]:
+        library = LIBRARIES[result["library"]]
+        frameworks = {name: version for name, version in result["versions"].items() if name != library.package}
+        own = results["sources"][library.name][:9] if library.is_clone else result["versions"][library.package]
+        versions |= frameworks | {library.name if library.by_source else library.package: own}
     if versions:
         text.append(", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".")
         text.append(f"Medians of {results['turns']} turns (least to most).")
     return " ".join(text)
-
-
-def _own_version(result: Json, results: Json) -> str:
-    """Return the version of the library of a result; "" for the twins."""
-    if result["library"] in results["sources"]:
-        return results["sources"][result["library"]][:40].removeprefix("huggingface_hub")
-    return result["versions"].get(result["library"], "")
 
 
 def _blocks(results: Json) -> list[list[Json]]:
@@ -120,11 +117,11 @@ def _measures(block: list[Json]) -> list[str]:
 
 
 def _spread(values: Json | None, factor: float = 1.0) -> str:
-    """Return the median, the least and the most, with three digits of the median; "" for a function that was not timed."""
+    """Return the median, the least and the most, to three digits of the median; "" for a function that was not timed."""
     if values is None:
         return ""
     numbers = [factor * values[name] for name in ("median", "least", "most")]
-    digits = 0 if numbers[0] >= 100 else 1 if numbers[0] >= 10 else 2 if numbers[0] >= 1 else 3
+    digits = max(0, 2 - math.floor(math.log10(numbers[0])))
     middle, least, most = (f"{number:.{digits}f}" for number in numbers)
     return f"{middle} ({least} to {most})"
 

@@ -207,8 +207,8 @@ class Measurement:
         block = replace(self._block, contestants=tuple(self._available(self._block.contestants)))
         available = self._device_bytes or available_memory()
         size = group_size(self._config, block.batch_size, self._plan.device, available)
-        for number, group in enumerate(groups(block, size)):
-            self._measure_group(number, tuple(self._available(group)))
+        for group in groups(block, size):
+            self._measure_group(tuple(self._available(group)))
 
     def _available(self, contestants: Iterable[Contestant]) -> Iterator[Contestant]:
         return (each for each in contestants if each not in self._unavailable)
@@ -220,7 +220,7 @@ class Measurement:
             self.skipped.append(entry)
             self._say(f"  {contestant.name}: skipped: {reason}")
 
-    def _measure_group(self, number: int, group: tuple[Contestant, ...]) -> None:
+    def _measure_group(self, group: tuple[Contestant, ...]) -> None:
         with ExitStack() as stack:
             workers: dict[Contestant, WorkerProcess] = {}
             facts: dict[Contestant, Json] = {}
@@ -237,7 +237,7 @@ class Measurement:
                 count = process.ask("compilations")["count"]
                 facts[contestant]["compilations_in_turns"] = count - facts[contestant].pop("compilations")
         for contestant in workers:
-            self._add(number, contestant, facts[contestant], times)
+            self._add(contestant, facts[contestant], times)
 
     def _prepare(self, contestant: Contestant, process: WorkerProcess) -> Json | None:
         """Build a contestant, call each function once, and compare its logits; None if it is skipped."""
@@ -314,7 +314,7 @@ class Measurement:
             raise InputError(f"{contestant.name} on {self._block.model} failed between its turns: {answer['error']}")
         return float(answer["seconds"])
 
-    def _add(self, group: int, contestant: Contestant, facts: Json, times: dict[Contestant, Any]) -> None:
+    def _add(self, contestant: Contestant, facts: Json, times: dict[Contestant, Any]) -> None:
         """Add the result of a contestant."""
         reference = contestant.reference
         others = times.get(reference) if reference != contestant else None
@@ -333,7 +333,7 @@ class Measurement:
                 "contestant": contestant.name,
                 **asdict(contestant),
                 "framework": contestant.of.framework,
-                "group": group,
+                "beside": [each.name for each in times],
                 "reference": reference.name if others else None,
                 **facts,
                 "flops_of_forward": vit_spec.flops(contestant.config(self._config)),
@@ -384,9 +384,19 @@ def measure(plan: Plan, configs: dict[str, ViTConfig], sources: dict[str, str], 
             limit = found["device_bytes"]
             measurement = Measurement(plan, block, configs[block.model], files, sources, folder, say, limit)
             measurement.run()
-            found["results"] += measurement.results
-            found["skipped"] += measurement.skipped
+            found["results"] += unknown(found["results"], measurement.results)
+            found["skipped"] += unknown(found["skipped"], measurement.skipped)
     return found
+
+
+def unknown(known: list[Json], entries: list[Json]) -> list[Json]:
+    """Return the entries of contestants that are not known yet: several blocks of a model may need the same twin."""
+
+    def identity(entry: Json) -> tuple[Any, ...]:
+        return tuple(entry.get(name) for name in ("model", "batch_size", "allocator", "contestant"))
+
+    identities = {identity(entry) for entry in known}
+    return [entry for entry in entries if identity(entry) not in identities]
 
 
 def allocator(plan: Plan, block: Block) -> str:

@@ -47,7 +47,7 @@ def test_the_command_measures_peers_beside_the_twins(tmp_path: Path, capsys: pyt
         for values in result["seconds"].values():
             assert len(values["turns"]) == 2 and 0 < values["least"] <= values["median"] <= values["most"]
     if has_timm:
-        assert results["timm"]["reference"] == "vit_torch" and results["timm"]["group"] == results["vit_torch"]["group"]
+        assert results["timm"]["reference"] == "vit_torch" and "vit_torch" in results["timm"]["beside"]
         assert results["timm"]["ratio_to_reference"].keys() == {"step", "gradient", "forward", "latency"}
 
     skipped = {each["contestant"]: each["reason"] for each in found["skipped"]}
@@ -176,6 +176,13 @@ def spread(*values: float) -> dict[str, Any]:
     return turns.spread(list(values))
 
 
+def test_a_twin_that_several_blocks_of_a_model_need_is_in_the_table_once() -> None:
+    twin = {"model": "vit_s16", "batch_size": 2, "allocator": "default", "contestant": "vit_jax"}
+    others = [{**twin, "contestant": "equimo"}, {**twin, "allocator": "freed memory kept"}]
+    assert turns.unknown([twin], [dict(twin), *others]) == others
+
+
 def test_tables_have_medians_with_their_spread() -> None:
     assert spread(3.0, 1.0, 2.0) == {"median": 2.0, "least": 1.0, "most": 3.0, "turns": [3.0, 1.0, 2.0]}
     assert report._spread(spread(0.0123, 0.0125, 0.0131), 1e3) == "12.5 (12.3 to 13.1)"
+    assert report._spread(spread(0.00023)) == "0.000230 (0.000230 to 0.000230)" and report._spread(None) == ""
