@@ -43,7 +43,9 @@ class WorkerProcess:
         device: "cpu" hides GPUs from the frameworks.
         folder: for the caches of compilers, and for what libraries print.
         """
-        env = {"HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+        env = {"HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        # Empty caches of compiled programs, because the time of the first step is measured.
+        env |= {"TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(dir=folder), "JAX_ENABLE_COMPILATION_CACHE": "false"}
         if device == "cpu":
             env |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         else:
