@@ -104,6 +104,29 @@ def format_spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
+def compare_with_cp(path: Path, target: Path, to: str, runs: int) -> str:
+    """Convert a file several times, alternating with `cp`, and return the ratio of the times, the speed and the memory.
+
+    to: the format of `target`, which the last run leaves.
+    """
+    ratios, speeds, peaks = [], [], []
+    copy = target.with_name("copy")
+    for _ in range(runs):
+        copy.unlink(missing_ok=True)
+        os.sync()  # so that cp does not wait for earlier writes
+        start = time.perf_counter()
+        subprocess.run(["cp", path, copy], check=True)
+        seconds = time.perf_counter() - start
+        copy.unlink()
+        target.unlink(missing_ok=True)
+        os.sync()
+        result = convert_in_subprocess(path, target, to)
+        ratios.append(result["seconds"] / seconds)
+        speeds.append(path.stat().st_size / result["seconds"] / 1e9)
+        peaks.append(result["anonymous"])
+    return f"{format_spread(ratios)} times cp, {format_spread(speeds)} GB/s, {max(peaks) >> 20} MiB anonymous"
+
+
 def main() -> None:
     """Print the time and memory of each direction."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,26 +170,8 @@ def main() -> None:
             ("torch in .pth, whose CRCs are checked, to jax", zipped, "jax"),
         )
         for name, path, to in directions:
-            ratios, speeds, peaks = [], [], []
-            for _ in range(args.runs):
-                copy = folder / "copy"
-                copy.unlink(missing_ok=True)
-                os.sync()  # so that cp does not wait for earlier writes
-                start = time.perf_counter()
-                subprocess.run(["cp", path, copy], check=True)
-                seconds = time.perf_counter() - start
-                copy.unlink()
-                target = folder / f"{to}.safetensors" if to == "jax" else folder / "back.safetensors"
-                target.unlink(missing_ok=True)
-                os.sync()
-                result = convert_in_subprocess(path, target, to)
-                ratios.append(result["seconds"] / seconds)
-                speeds.append(path.stat().st_size / result["seconds"] / 1e9)
-                peaks.append(result["anonymous"])
-            print(
-                f"{name}: {format_spread(ratios)} times cp, {format_spread(speeds)} GB/s, {max(peaks) >> 20} MiB anonymous",
-                flush=True,
-            )
+            target = folder / f"{to}.safetensors" if to == "jax" else folder / "back.safetensors"
+            print(f"{name}: {compare_with_cp(path, target, to, args.runs)}", flush=True)
         same = subprocess.run(["cmp", "--silent", first, folder / "back.safetensors"]).returncode == 0
         print("torch to jax to torch: the same bytes" if same else "torch to jax to torch: NOT the same bytes")
     finally:

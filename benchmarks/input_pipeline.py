@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from train.cli import parse_request
 from train.data.batches import Batch, DataLoader, default_workers, targets_for_task
@@ -78,23 +78,32 @@ def format_spread(values: list[float], digits: int) -> str:
     return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--trainer", default="train.jax", choices=TRAINERS)
-    parser.add_argument("--config", default="vit_s16")
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--runs", type=int, default=5)
-    args, trainer_args = parser.parse_known_args()
-    make_engine = engine_class(args.trainer)
+class Rates(NamedTuple):
+    """Images/s of each run: loading alone, training on one batch in memory, and training on loaded batches."""
+
+    loading: list[float]
+    fixed: list[float]
+    loaded: list[float]
+
+
+def measure(
+    folder: Path, trainer: str, config_name: str, batch_size: int, steps: int, runs: int, arguments: list[str]
+) -> tuple[Rates, str, int]:
+    """Return the rates, the trainer's text about its hardware, and the number of worker processes.
+
+    Args:
+        folder: class folders of JPEG files.
+        trainer: one of `TRAINERS`.
+        config_name, batch_size: the model and the images of a batch.
+        steps: training steps of a run.
+        runs: how often each is measured.
+        arguments: further arguments of the trainer.
+    """
+    make_engine = engine_class(trainer)
     with tempfile.TemporaryDirectory() as images_folder:
-        link_repeatedly(args.folder, Path(images_folder), 2 * args.batch_size * args.steps)
-        batch = ["--batch-size", str(args.batch_size), "--model.image-size", "224", "224"]
-        request = parse_request(
-            args.trainer, ["--config", args.config, "--data", f"folder:{images_folder}", *batch, *trainer_args]
-        )
+        link_repeatedly(folder, Path(images_folder), 2 * batch_size * steps)
+        batch = ["--batch-size", str(batch_size), "--model.image-size", "224", "224"]
+        request = parse_request(trainer, ["--config", config_name, "--data", f"folder:{images_folder}", *batch, *arguments])
         recipe, source = request.recipe, request.source
         config, _, _ = choose_model(recipe, source, "classes")
         engine = make_engine(
@@ -111,21 +120,36 @@ def main() -> None:
         fixed_batch = next(loader.training_batches(seed=0, first_step=0, end_step=1))
         time_training(engine, [fixed_batch])
         loaded_times, fixed_times, loading_times = [], [], []
-        for run in range(args.runs):
-            first_step = run * args.steps
+        for run in range(runs):
+            first_step = run * steps
             loading_times.append(
-                time_loading(loader.training_batches(seed=0, first_step=first_step, end_step=first_step + args.steps))
+                time_loading(loader.training_batches(seed=0, first_step=first_step, end_step=first_step + steps))
             )
-            fixed_times.append(time_training(engine, itertools.repeat(fixed_batch, args.steps)))
+            fixed_times.append(time_training(engine, itertools.repeat(fixed_batch, steps)))
             loaded_times.append(
-                time_training(
-                    engine, loader.training_batches(seed=0, first_step=first_step, end_step=first_step + args.steps)
-                )
+                time_training(engine, loader.training_batches(seed=0, first_step=first_step, end_step=first_step + steps))
             )
-    images = args.batch_size * args.steps
+    times = (loading_times, fixed_times, loaded_times)
+    rates = Rates(*([batch_size * steps / seconds for seconds in each] for each in times))
+    return rates, engine.hardware, workers
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--trainer", default="train.jax", choices=TRAINERS)
+    parser.add_argument("--config", default="vit_s16")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=5)
+    args, trainer_args = parser.parse_known_args()
+    rates, hardware, workers = measure(
+        args.folder, args.trainer, args.config, args.batch_size, args.steps, args.runs, trainer_args
+    )
     versions = ", ".join(f"{package} {version(package)}" for package in (args.trainer[6:], "grain", "pillow"))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    print(f"{engine.hardware}, {machine}, {versions}")
+    print(f"{hardware}, {machine}, {versions}")
     command, run_length = (
         " ".join([args.trainer, args.config, *trainer_args]),
         f"{args.steps} steps of {args.batch_size} images per run",
@@ -133,9 +157,9 @@ def main() -> None:
     print(f"{command}; {run_length}; workers: {workers or 'threads'}\n")
     print("| loading alone, images/s | training on one batch | training on loaded batches | loaded / one batch |")
     print("|---|---|---|---|")
-    rates = [[images / seconds for seconds in each] for each in (loading_times, fixed_times, loaded_times)]
-    ratios = [fixed / loaded for fixed, loaded in zip(fixed_times, loaded_times, strict=True)]
-    cells = [format_spread(rates[0], 0), format_spread(rates[1], 2), format_spread(rates[2], 2), format_spread(ratios, 3)]
+    ratios = [loaded / fixed for fixed, loaded in zip(rates.fixed, rates.loaded, strict=True)]
+    cells = [format_spread(rates.loading, 0), format_spread(rates.fixed, 2), format_spread(rates.loaded, 2)]
+    cells.append(format_spread(ratios, 3))
     print(f"| {' | '.join(cells)} |")
 
 

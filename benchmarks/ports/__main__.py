@@ -42,6 +42,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
+from benchmarks.machine import revision
 from benchmarks.ports.declaration import HITS, Pair, Pairs
 from benchmarks.ports.pairs import sources
 
@@ -92,18 +93,6 @@ def run_pairs(pairs: list[Pair], paths: list[str], faults: int, seed: int) -> It
                 results, missing = [], missing[1:]
     for pair in missing:
         yield [{"event": "error", "pair": pair.name, "reason": f"the worker ended with exit code {process.returncode}"}]
-
-
-def revision(path: str) -> str:
-    """Return the git commit of a folder, with a plus sign if files were changed; "no git" if it is no clone."""
-    try:
-        commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
-        changes = subprocess.run(["git", "-C", path, "diff", "--stat", "HEAD"], capture_output=True, text=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return (
-            ", ".join(sorted(each.name.removesuffix(".dist-info") for each in Path(path).glob("*.dist-info"))) or "no git"
-        )
-    return commit.strip() + ("+" if changes.strip() else "")
 
 
 def format_result(result: Result) -> str:

@@ -1,0 +1,78 @@
+"""The machine: its hardware, the versions of packages, and rates that bound the speed of a model on it."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from vit_spec import ViTConfig
+
+Shape = tuple[int, int, int, int]  # b products of (m, k) by (k, n)
+
+
+def hardware() -> dict[str, Any]:
+    """Return the processor, its cores, memory and system."""
+    return {
+        "processor": _processor(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "threads": {name: os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that new processes can use."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except OSError:  # not Linux
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def product_shapes(config: ViTConfig, batch_size: int) -> list[tuple[Shape, int]]:
+    """Return the shapes of the matrix products of a forward pass, and how often each is computed.
+
+    Products with weights are one matrix of all tokens of the batch; those of attention are one for each image and head.
+    """
+    (rows, columns), (ph, pw) = config.grid, config.patch_size
+    tokens, width, heads, dim = config.num_tokens, config.width, config.num_heads, config.head_dim
+    m = batch_size * tokens
+    blocks = [
+        (1, m, width, 3 * heads * dim),
+        (1, m, heads * dim, width),
+        (1, m, width, config.mlp_dim),
+        (1, m, config.mlp_dim, width),
+        (batch_size * heads, tokens, dim, tokens),
+        (batch_size * heads, tokens, tokens, dim),
+    ]
+    patches = (1, batch_size * rows * columns, ph * pw * config.in_channels, width)
+    return [(patches, 1), *((shape, config.depth) for shape in blocks)]
+
+
+def product_flops(shapes: list[tuple[Shape, int]]) -> int:
+    """Return the floating-point operations of products, a multiply-add counted as two."""
+    return sum(2 * b * m * k * n * times for (b, m, k, n), times in shapes)
+
+
+def revision(path: str) -> str:
+    """Return the git commit of a folder, with a plus sign if files were changed; else the packages installed into it."""
+    try:
+        commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+        changes = subprocess.run(["git", "-C", path, "diff", "--stat", "HEAD"], capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        packages = sorted(each.name.removesuffix(".dist-info") for each in Path(path).glob("*.dist-info"))
+        return ", ".join(packages) or "no git"
+    return commit.strip() + ("+" if changes.strip() else "")

@@ -1,0 +1,408 @@
+"""Measure the contestants of a plan: each in a process of its own, taking turns.
+
+The contestants of a group are built one after the other.  Their logits are compared with those of our twin in float64; one
+with other logits is reported and not timed.  Then, in each turn, each function is called in one process after the other, in
+an order that changes with the turn.  So other work on the machine slows all alike, and ratios are those within a turn.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import parity
+import vit_spec
+from benchmarks.machine import available_memory, product_flops, product_shapes
+from benchmarks.peers import Contestant
+from benchmarks.plan import Block, Plan, group_size, groups
+from parity.comparison import reproducible_init
+from vit_spec import InputError, ViTConfig
+
+WRONG = "other logits than our twin"
+TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2}  # relative RMS of the logits
+SECONDS_OF_CALLS = {"cpu": 0.3, "gpu": 1.0}  # a timing calls a function as often as fits into this time
+MAX_CALLS = 30
+Say = Callable[[str], None]
+Json = dict[str, Any]
+
+
+class WorkerProcess:
+    """A process that answers the requests of `benchmarks.worker`."""
+
+    def __init__(self, device: str, folder: Path) -> None:
+        """Start the process.
+
+        device: "cpu" hides GPUs from the frameworks.
+        folder: for the caches of compilers, and for what libraries print.
+        """
+        env = {"HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        # Empty caches of compiled programs, because the time of the first step is measured.
+        env |= {"TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(dir=folder), "JAX_ENABLE_COMPILATION_CACHE": "false"}
+        if device == "cpu":
+            env |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        else:
+            first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+            env |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": first}
+        self._messages = tempfile.TemporaryFile("w+", dir=folder)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            text=True,
+            env={**os.environ, **env},
+        )
+
+    def ask(self, do: str, **request: Any) -> Json:
+        """Send a request and return the answer; the end of the process is an answer with "error"."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._messages.seek(0)
+            said = self._messages.read().strip().splitlines()
+            why = f": {said[-1][:200]}" if said else ""
+            return {"error": f"the process ended with exit code {self._process.wait()}{why}"}
+        return dict(json.loads(line))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._messages):
+            with suppress(BrokenPipeError):
+                if stream is not None:
+                    stream.close()
+
+
+@contextmanager
+def worker(device: str, folder: Path) -> Iterator[WorkerProcess]:
+    """Return a context with a process that ends with it."""
+    process = WorkerProcess(device, folder)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def frameworks() -> list[str]:
+    """Return the frameworks that are installed, of "torch" and "jax".
+
+    Raises:
+        InputError: none is.
+    """
+    if not (found := [name for name in ("torch", "jax") if find_spec(name) is not None]):
+        raise InputError("neither torch nor jax is installed: pip install '.[jax,torch]'")
+    return found
+
+
+class References(NamedTuple):
+    """Files with the weights of a function in our format, and with the logits of our twin in float64."""
+
+    weights: Path
+    logits: Path
+
+
+Processes = dict[str, WorkerProcess]  # a process for each framework
+
+
+def measure_bandwidth(device: str, processes: Processes) -> Json:
+    """Return the device's name, its bytes of memory (None for CPUs), and its bandwidth in bytes/s by each framework.
+
+    Raises:
+        InputError: no framework finds a GPU, and `device` is "gpu".
+    """
+    answers = {framework: process.ask("bandwidth", framework=framework) for framework, process in processes.items()}
+    names = {answer["device"] for answer in answers.values() if "device" in answer}
+    if device == "gpu" and names <= {"cpu"}:
+        raise InputError("no framework finds a GPU: leave --gpu out to measure the CPU, or install '.[cuda]' and a driver")
+    rates = {framework: answer.get("bytes_per_second") for framework, answer in answers.items()}
+    sizes = [answer["device_bytes"] for answer in answers.values() if answer.get("device_bytes")]
+    return {
+        "device": min(names, key=lambda name: name == "cpu"),
+        "device_bytes": min(sizes, default=None),
+        "bandwidth": _with_best(rates),
+    }
+
+
+def measure_products(processes: Processes, block: Block, config: ViTConfig, dtype: str) -> Json:
+    """Return the FLOP/s of the matrix products of a forward pass by each framework, and the best of them."""
+    shapes, rates = product_shapes(config, block.batch_size), {}
+    for framework, process in processes.items():
+        rates[framework] = process.ask("products", framework=framework, shapes=shapes, dtype=dtype).get("flops")
+    facts = {"model": block.model, "batch_size": block.batch_size, "dtype": dtype}
+    return {**facts, "flops_of_products": product_flops(shapes), "flops_per_second": _with_best(rates)}
+
+
+def _with_best(rates: dict[str, float | None]) -> dict[str, float | None]:
+    return {**rates, "best": max(filter(None, rates.values()), default=None)}
+
+
+def write_references(
+    processes: Processes, block: Block, config: ViTConfig, folder: Path, found: dict[str, References]
+) -> None:
+    """Write weights and logits for each function that the contestants of a block compute, unless `found` has them.
+
+    found: the files by `Contestant.function_key`, to which they are added.
+
+    Raises:
+        InputError: the logits cannot be computed.
+    """
+    framework, process = next(iter(processes.items()))
+    for contestant in block.contestants:
+        if contestant.function_key in found:
+            continue
+        own = contestant.config(config)
+        stem = f"{block.model}-{block.batch_size}-{contestant.function_key}"
+        files = References(folder / f"{stem}.safetensors", folder / f"{stem}.npy")
+        parity.save(files.weights, reproducible_init.weights(own, 0).arrays, own, "jax", force=True)
+        answer = process.ask(
+            "expected",
+            framework=framework,
+            config=json.loads(own.to_json()),
+            weights=str(files.weights),
+            batch_size=block.batch_size,
+            expected=str(files.logits),
+        )
+        if "error" in answer:
+            raise InputError(f"the logits of {block.model} cannot be computed: {answer['error']}")
+        found[contestant.function_key] = files
+
+
+class Measurement:
+    """The measurement of one block of a plan.  `results` and `skipped` are filled in the course of it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        block: Block,
+        config: ViTConfig,
+        references: dict[str, References],
+        sources: dict[str, str],
+        folder: Path,
+        say: Say,
+        device_bytes: int | None,
+    ) -> None:
+        self._plan, self._block, self._config, self._references = plan, block, config, references
+        self._sources, self._folder, self._say, self._device_bytes = sources, folder, say, device_bytes
+        self.results: list[Json] = []
+        self.skipped: list[Json] = []
+        self._unavailable: set[Contestant] = set()
+
+    def run(self) -> None:
+        """Measure all groups."""
+        for contestant in self._block.contestants:
+            if contestant.of.by_source and contestant.library not in self._sources:
+                self._skip(contestant, contestant.of.install)
+        block = replace(self._block, contestants=tuple(self._available(self._block.contestants)))
+        available = self._device_bytes or available_memory()
+        size = group_size(self._config, block.batch_size, self._plan.device, available)
+        for group in groups(block, size):
+            self._measure_group(tuple(self._available(group)))
+
+    def _available(self, contestants: Iterable[Contestant]) -> Iterator[Contestant]:
+        return (each for each in contestants if each not in self._unavailable)
+
+    def _skip(self, contestant: Contestant, reason: str) -> None:
+        if contestant not in self._unavailable:
+            self._unavailable.add(contestant)
+            entry = {"model": self._block.model, "contestant": contestant.name, "reason": reason}
+            self.skipped.append(entry)
+            self._say(f"  {contestant.name}: skipped: {reason}")
+
+    def _measure_group(self, group: tuple[Contestant, ...]) -> None:
+        with ExitStack() as stack:
+            workers: dict[Contestant, WorkerProcess] = {}
+            facts: dict[Contestant, Json] = {}
+            for contestant in group:
+                process = stack.enter_context(worker(self._plan.device, self._folder))
+                if (fact := self._prepare(contestant, process)) is None:
+                    process.close()
+                else:
+                    workers[contestant], facts[contestant] = process, fact
+            if not workers:
+                return
+            times = self._take_turns(workers, {each: facts[each].pop("warm_seconds") for each in workers})
+            for contestant, process in workers.items():
+                count = process.ask("compilations")["count"]
+                facts[contestant]["compilations_in_turns"] = count - facts[contestant].pop("compilations")
+        for contestant in workers:
+            self._add(contestant, facts[contestant], times)
+
+    def _prepare(self, contestant: Contestant, process: WorkerProcess) -> Json | None:
+        """Build a contestant, call each function once, and compare its logits; None if it is skipped."""
+        files = self._references[contestant.function_key]
+        answers = [
+            process.ask(
+                "prepare",
+                contestant=asdict(contestant),
+                config=json.loads(contestant.config(self._config).to_json()),
+                weights=str(files.weights),
+                batch_size=self._block.batch_size,
+                keep_freed_memory=self._block.keep_freed_memory,
+                device=self._plan.device,
+                paths=[self._sources[contestant.library]] if contestant.library in self._sources else [],
+            )
+        ]
+        requests = [("first", {"what": "step"}), ("run", {"what": "step", "times": 1}), ("memory", {})]
+        requests += [("check", {"expected": str(files.logits)})]  # the first call of the forward pass
+        requests += [("first", {"what": what}) for what in self._block.measures if what not in ("step", "forward")]
+        requests += [("run", {"what": "latency", "times": 1}), ("compilations", {})]
+        for do, request in requests:
+            if reason := answers[-1].get("error") or answers[-1].get("skipped"):
+                self._skip(contestant, reason)
+                return None
+            answers.append(process.ask(do, **request))
+        if "error" in answers[-1]:
+            self._skip(contestant, answers[-1]["error"])
+            return None
+        built, first, step, memory, check, *_, latency, compilations = answers
+        if not (error := check["error_of_logits"]) < TOLERANCE[contestant.dtype]:
+            limit = TOLERANCE[contestant.dtype]
+            self._skip(contestant, f"{WRONG}: relative RMS of the difference {error:.1e}, allowed {limit:.0e}")
+            return None
+        self._say(f"  {contestant.name}: logits within {error:.1e}, first step after {first['with_building']:.1f} s")
+        return {
+            "versions": built["versions"],
+            "device": built["device"],
+            "error_of_logits": error,
+            "first_step_seconds": first["with_building"],
+            "peak_memory_bytes": memory["bytes"],
+            "compilations": compilations["count"],
+            "warm_seconds": {"step": step["seconds"], "latency": latency["seconds"]},
+        }
+
+    def _take_turns(
+        self, workers: dict[Contestant, WorkerProcess], warm_seconds: dict[Contestant, dict[str, float]]
+    ) -> dict[Contestant, dict[str, list[float]]]:
+        """Return the seconds of a call, of each function in each turn.
+
+        warm_seconds: of a call of the step, and of the latency, after the first.  They decide how often a timing calls a
+            function: equally often in all contestants.
+        """
+        times: dict[Contestant, dict[str, list[float]]] = {each: {} for each in workers}
+        step, latency = (max(seconds[what] for seconds in warm_seconds.values()) for what in ("step", "latency"))
+        expected = {"step": step, "gradient": step, "forward": step / 3, "latency": latency}
+        limit = SECONDS_OF_CALLS[self._plan.device]
+        calls = {what: min(max(round(limit / seconds), 1), MAX_CALLS) for what, seconds in expected.items()}
+        for turn in range(self._plan.turns):
+            order = list(workers)
+            order = order[turn % len(order) :] + order[: turn % len(order)]
+            for what in self._block.measures:
+                for each in order:
+                    answer = workers[each].ask("run", what=what, times=calls[what])
+                    times[each].setdefault(what, []).append(self._seconds(answer, each))
+        return times
+
+    def _seconds(self, answer: Json, contestant: Contestant) -> float:
+        """Return the seconds of an answer.
+
+        Raises:
+            InputError: the contestant failed after its first call succeeded.
+        """
+        if "seconds" not in answer:
+            raise InputError(f"{contestant.name} on {self._block.model} failed between its turns: {answer['error']}")
+        return float(answer["seconds"])
+
+    def _add(self, contestant: Contestant, facts: Json, times: dict[Contestant, Any]) -> None:
+        """Add the result of a contestant."""
+        reference = contestant.reference
+        others = times.get(reference) if reference != contestant else None
+        if any(each["contestant"] == contestant.name for each in self.results):
+            return  # a twin that a later group repeats for its ratios
+        ratios = {
+            what: spread([own / other for own, other in zip(seconds, others[what], strict=True)])
+            for what, seconds in times[contestant].items()
+            if others
+        }
+        self.results.append(
+            {
+                "model": self._block.model,
+                "batch_size": self._block.batch_size,
+                "allocator": allocator(self._plan, self._block),
+                "contestant": contestant.name,
+                **asdict(contestant),
+                "framework": contestant.of.framework,
+                "beside": [each.name for each in times],
+                "reference": reference.name if others else None,
+                **facts,
+                "flops_of_forward": vit_spec.flops(contestant.config(self._config)),
+                "seconds": {what: spread(seconds) for what, seconds in times[contestant].items()},
+                "ratio_to_reference": ratios,
+            }
+        )
+
+
+def spread(values: list[float]) -> Json:
+    """Return the median, the least and the most of the turns, and the turns."""
+    return {"median": median(values), "least": min(values), "most": max(values), "turns": values}
+
+
+def measure(plan: Plan, configs: dict[str, ViTConfig], sources: dict[str, str], say: Say) -> Json:
+    """Measure everything of a plan except its lines, and return it.
+
+    Args:
+        plan: what to measure.
+        configs: the config of each model of the plan.
+        sources: path by library, for libraries that are imported from a path.
+        say: called with a line for each thing that is done.
+
+    Returns:
+        "device", "device_bytes" and "bandwidth" (see `measure_bandwidth`), "products", "results" and "skipped", lists.
+
+    Raises:
+        InputError: there is no framework, no GPU for a plan that needs one, or a contestant failed between its turns.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with ExitStack() as stack:
+            processes = {each: stack.enter_context(worker(plan.device, folder)) for each in frameworks()}
+            found = {**measure_bandwidth(plan.device, processes), "products": [], "results": [], "skipped": []}
+            references: dict[tuple[str, int], dict[str, References]] = {}
+            measured = set()
+            for block in plan.blocks:
+                key, config = (block.model, block.batch_size), configs[block.model]
+                say(f"{block.model}, batch size {block.batch_size}: weights, and rates of products")
+                write_references(processes, block, config, folder, references.setdefault(key, {}))
+                for dtype in dict.fromkeys(contestant.dtype for contestant in block.contestants):
+                    if (*key, dtype) not in measured:
+                        measured.add((*key, dtype))
+                        found["products"].append(measure_products(processes, block, config, dtype))
+        for block in plan.blocks:
+            say(f"{block.model}, batch size {block.batch_size}, allocator: {allocator(plan, block)}")
+            files = references[block.model, block.batch_size]
+            limit = found["device_bytes"]
+            measurement = Measurement(plan, block, configs[block.model], files, sources, folder, say, limit)
+            measurement.run()
+            found["results"] += unknown(found["results"], measurement.results)
+            found["skipped"] += unknown(found["skipped"], measurement.skipped)
+    return found
+
+
+def unknown(known: list[Json], entries: list[Json]) -> list[Json]:
+    """Return the entries of contestants that are not known yet: several blocks of a model may need the same twin."""
+
+    def identity(entry: Json) -> tuple[Any, ...]:
+        return tuple(entry.get(name) for name in ("model", "batch_size", "allocator", "contestant"))
+
+    identities = {identity(entry) for entry in known}
+    return [entry for entry in entries if identity(entry) not in identities]
+
+
+def allocator(plan: Plan, block: Block) -> str:
+    """Return the setting of the allocator in words."""
+    if plan.device == "gpu":
+        return "the framework's"
+    return "freed memory kept" if block.keep_freed_memory else "default"

@@ -1,0 +1,188 @@
+"""`python -m benchmarks`: what it measures, in which processes, and what it reports.  Nothing here depends on times."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vit_spec
+from benchmarks import __main__ as command
+from benchmarks import plan, report, turns
+from benchmarks.machine import product_flops, product_shapes
+from benchmarks.peers import LIBRARIES, Contestant, contestants, make_inputs
+from vit_spec import ViTConfig
+
+for package in ("jax", "torch"):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}", allow_module_level=True)
+
+TINY = vit_spec.get("vit_ti16").replace(image_size=(32, 32), width=24, depth=2, num_heads=3, mlp_dim=48, num_classes=7)
+
+
+@pytest.fixture(autouse=True)
+def tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every named model be a tiny one, computed by one thread: threads wait for one another beside other work."""
+    monkeypatch.setattr(command, "named_config", lambda model: TINY)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_the_command_measures_peers_beside_the_twins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--quick", "--turns", "2", "--only", "vit_jax", "timm", "bonsai", "--batch", "vit_ti16=3"]
+    outputs = [tmp_path / "results.json", tmp_path / "results.svg"]
+    assert command.main([*options, "--json", str(outputs[0]), "--picture", str(outputs[1])]) == 0
+    found = json.loads(outputs[0].read_text())
+
+    results = {result["contestant"]: result for result in found["results"]}
+    has_timm = importlib.util.find_spec("timm") is not None
+    assert list(results) == ["vit_jax", *(["vit_torch", "timm"] if has_timm else [])]
+    for result in results.values():
+        assert result["error_of_logits"] < 1e-6 and result["device"] == "cpu"
+        assert result["compilations_in_turns"] == 0
+        assert result["first_step_seconds"] > 0 and result["peak_memory_bytes"] > 0
+        assert (result["model"], result["batch_size"], result["allocator"]) == ("vit_ti16", 3, "freed memory kept")
+        assert result["versions"].keys() >= {result["framework"]}
+        assert result["seconds"].keys() == {"step", "gradient", "forward", "latency"}
+        for values in result["seconds"].values():
+            assert len(values["turns"]) == 2 and 0 < values["least"] <= values["median"] <= values["most"]
+    if has_timm:
+        assert results["timm"]["reference"] == "vit_torch" and "vit_torch" in results["timm"]["beside"]
+        assert results["timm"]["ratio_to_reference"].keys() == {"step", "gradient", "forward", "latency"}
+
+    skipped = {each["contestant"]: each["reason"] for each in found["skipped"]}
+    assert skipped["bonsai"] == "clone its repository and give --source bonsai=PATH"
+    assert {"processor", "cores", "memory_bytes", "python", "system"} <= found["hardware"].keys()
+    assert found["bandwidth"]["best"] > 0 and found["products"][0]["flops_per_second"]["best"] > 0
+    assert found["device"] == "cpu" and found["turns"] == 2 and found["lines"] == {} and found["date"]
+
+    printed = capsys.readouterr().out
+    assert "| vit_jax | " in printed and "- bonsai, vit_ti16: clone its repository" in printed
+    assert "<svg" in outputs[1].read_text()
+
+
+def test_the_plan_for_gpus_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "frameworks", lambda: ["torch"])
+    own = [Contestant("vit_jax", dtype="bfloat16"), Contestant("vit_torch", dtype="bfloat16")]
+    on_gpu = plan.gpu_plan({"vit_s16": 2}, [each.name for each in own], turns=1)
+    assert on_gpu.device == "gpu" and on_gpu.blocks[0].contestants == tuple(own)
+    on_cpu = plan.Plan("cpu", on_gpu.blocks, on_gpu.turns)
+    results = command.run(on_cpu, {"vit_s16": TINY}, {})
+    assert [result["contestant"] for result in results["results"]] == ["vit_jax-bfloat16", "vit_torch-bfloat16"]
+    assert all(1e-6 < result["error_of_logits"] < 5e-2 for result in results["results"])
+    assert all(result["seconds"].keys() == {"step", "latency"} for result in results["results"])
+    results["results"][0]["device"] = "NVIDIA H100 80GB HBM3"
+    assert report.share_of_peak(results, results["results"][0])
+
+
+def test_a_contestant_with_other_logits_is_reported_and_not_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(turns, "TOLERANCE", {"float32": 1e-12})
+    monkeypatch.setattr(turns, "frameworks", lambda: ["torch"])
+    assert command.main(["--quick", "--only", "vit_torch", "--turns", "1"]) == 1
+    assert "- vit_torch, vit_ti16: other logits than our twin: relative RMS of the difference" in capsys.readouterr().out
+
+
+def test_without_a_gpu_the_option_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("has a GPU")
+    monkeypatch.setattr(turns, "frameworks", lambda: ["torch"])
+    assert command.main(["--gpu", "--models", "vit_s16"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: no framework finds a GPU: leave --gpu out") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "tim"], "--only tim is no contestant or measurement; did you mean 'timm'?"),
+        (["--model", "vit_s16"], "unrecognized arguments: --model vit_s16; did you mean '--models'?"),
+        (["--batch", "vit_s61=3"], "--batch vit_s61; did you mean 'vit_s16'?"),
+        (["--batch", "vit_s16=none"], "--batch vit_s16=none: give a positive number of images"),
+        (["--batch", "vit_s16"], "--batch vit_s16: give NAME=VALUE"),
+        (["--source", "big_visoin=."], "--source big_visoin; did you mean 'big_vision'?"),
+        (["--source", "bonsai=missing"], "--source bonsai=missing: there is no such folder"),
+        (["--quick", "--gpu"], "--quick and --gpu are different plans: give one of them"),
+        (["--quick", "--only", "loading"], "--only loading is not measured with --quick or --gpu"),
+        (["--turns", "0"], "--turns is 0: give at least 1"),
+        (["--json", "missing/results.json"], "missing/results.json cannot be written"),
+    ],
+)
+def test_bad_arguments_are_reported_in_one_line(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(options) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+
+
+def test_an_unknown_model_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.undo()
+    assert command.main(["--models", "vit_s61"]) == 2
+    assert "unknown model 'vit_s61'; did you mean 'vit_s16'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 100])
+def test_groups_have_each_contestant_beside_the_twin_that_it_is_compared_with(size: int) -> None:
+    block = plan.Block("vit_s16", 32, True, tuple(contestants()))
+    found = plan.groups(block, size)
+    assert all(len(group) <= size for group in found)
+    for contestant in block.contestants:
+        assert any({contestant, contestant.reference} <= set(group) for group in found)
+
+
+def test_the_reference_of_a_contestant_computes_the_same_function_in_the_same_way() -> None:
+    config = vit_spec.get("vit_s16")
+    for contestant in contestants():
+        reference = contestant.reference
+        assert reference.config(config) == contestant.config(config) and reference.dtype == contestant.dtype
+        if not contestant.is_twin:
+            assert reference.is_twin and reference.of.framework == contestant.of.framework
+            assert reference.compiled == contestant.compiled
+
+
+@pytest.mark.parametrize("config", [TINY, vit_spec.get("vit_s16")], ids=["tiny", "vit_s16"])
+def test_the_measured_products_are_those_of_a_forward_pass(config: ViTConfig) -> None:
+    head = 2 * config.width * config.num_classes
+    assert product_flops(product_shapes(config, 3)) == 3 * (vit_spec.flops(config) - head)
+
+
+def test_the_default_plan_measures_every_library_and_both_settings_of_the_allocator() -> None:
+    found = plan.cpu_plan(plan.CPU_BATCHES, [], 3, ())
+    assert {each.library for block in found.blocks for each in block.contestants} == LIBRARIES.keys()
+    assert {block.model for block in found.blocks} == plan.CPU_BATCHES.keys()
+    assert {block.keep_freed_memory for block in found.blocks if block.model == "vit_s16"} == {True, False}
+    in_bfloat16 = {each.library for block in found.blocks for each in block.contestants if each.dtype == "bfloat16"}
+    assert in_bfloat16 >= {"vit_jax", "vit_torch", "timm", "big_vision"}
+
+
+def test_names_of_contestants_are_unique_and_every_plan_knows_them() -> None:
+    names = [each.name for each in contestants()]
+    assert len(set(names)) == len(names) and set(plan.GPU_CONTESTANTS) <= set(names)
+    assert set(plan.QUICK_LIBRARIES) <= LIBRARIES.keys()
+
+
+def test_all_contestants_are_given_the_same_batch() -> None:
+    first, second = (make_inputs(TINY, size) for size in (2, 4))
+    assert (first.pixels == second.pixels[:2]).all() and first.images.std() == pytest.approx(1, abs=0.5)
+
+
+def spread(*values: float) -> dict[str, Any]:
+    return turns.spread(list(values))
+
+
+def test_a_twin_that_several_blocks_of_a_model_need_is_in_the_table_once() -> None:
+    twin = {"model": "vit_s16", "batch_size": 2, "allocator": "default", "contestant": "vit_jax"}
+    others = [{**twin, "contestant": "equimo"}, {**twin, "allocator": "freed memory kept"}]
+    assert turns.unknown([twin], [dict(twin), *others]) == others
+
+
+def test_tables_have_medians_with_their_spread() -> None:
+    assert spread(3.0, 1.0, 2.0) == {"median": 2.0, "least": 1.0, "most": 3.0, "turns": [3.0, 1.0, 2.0]}
+    assert report._spread(spread(0.0123, 0.0125, 0.0131), 1e3) == "12.5 (12.3 to 13.1)"
+    assert report._spread(spread(0.00023)) == "0.000230 (0.000230 to 0.000230)" and report._spread(None) == ""
