@@ -165,75 +165,42 @@ class AdamW(Optimizer):
         return self.params[0].is_cuda
 
     def _update(self, grads: list[Tensor], rate: float, sound: Tensor) -> None:
-        update = self._update_on_gpu if self._runs_ahead else self._update_on_cpu
         for (multiplier, decays), members in self._members.items():
-            params, own_grads, means, squares = (
-                [tensors[n] for n in members]
-                for tensors in (self.params, grads, self.moments["mean"], self.moments["square"])
-            )
+            arrays = (self.params, grads, self.moments["mean"], self.moments["square"])
             decay = self.settings.weight_decay if decays else 0.0
-            update(params, own_grads, means, squares, rate * multiplier, decay, sound)
+            self._update_alike([[array[n] for n in members] for array in arrays], rate * multiplier, decay, sound)
 
-    def _update_on_cpu(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        rate: float,
-        decay: float,
-        sound: Tensor,
-    ) -> None:
-        o = self.settings
-        if decay:  # torch's AdamW rounds it on CPUs
-            torch._foreach_add_(params, params, alpha=-rate * decay)
-        # The kernel's own bias corrections lose digits.  In step infinity they are 1, and rate and eps contain ours.
-        correction1, correction2 = _bias_corrections(o, self.updates)
-        root = math.sqrt(correction2)
-        torch._fused_adam_(
+    def _update_alike(self, arrays: list[list[Tensor]], rate: float, decay: float, sound: Tensor) -> None:
+        """Update parameters that have the same rate and decay.  arrays: the parameters, gradients, means and squares."""
+        (params, grads, means, squares), o = arrays, self.settings
+        if self._runs_ahead:
+            # The kernel's bias corrections lose 3 of the 16 digits of float64, which are none of float32, and need no
+            # numbers on the host.
+            kernel, step, eps, skip = torch._fused_adamw_, self.updates.float(), o.eps, (~sound).float()
+        else:
+            # In step infinity the kernel's corrections are 1, and rate and eps contain ours.  torch's AdamW for CPUs rounds
+            # the decay.
+            correction1, correction2 = _bias_corrections(o, self.updates)
+            if decay:
+                torch._foreach_add_(params, params, alpha=-rate * decay)
+            root = math.sqrt(correction2)
+            kernel, step, eps, skip = torch._fused_adam_, self._never, o.eps * root, None
+            rate, decay = rate * root / correction1, 0.0
+        kernel(
             params,
             grads,
             means,
             squares,
             [],
-            [self._never] * len(params),
-            lr=rate * root / correction1,
-            beta1=o.beta1,
-            beta2=o.beta2,
-            weight_decay=0.0,
-            eps=o.eps * root,
-            amsgrad=False,
-            maximize=False,
-        )
-
-    def _update_on_gpu(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        rate: float,
-        decay: float,
-        sound: Tensor,
-    ) -> None:
-        # This kernel does not round the decay.  Its bias corrections lose 3 of the 16 digits of float64, which are none of
-        # float32, and need no numbers on the host.
-        o = self.settings
-        torch._fused_adamw_(
-            params,
-            grads,
-            means,
-            squares,
-            [],
-            [self.updates.float()] * len(params),
+            [step] * len(params),
             lr=rate,
             beta1=o.beta1,
             beta2=o.beta2,
             weight_decay=decay,
-            eps=o.eps,
+            eps=eps,
             amsgrad=False,
             maximize=False,
-            found_inf=(~sound).float(),
+            found_inf=skip,
         )
 
 
