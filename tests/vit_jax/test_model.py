@@ -166,12 +166,17 @@ def test_the_program_for_gpus_has_a_loop_only_with_remat_and_computes_the_same_g
             assert np.linalg.norm(one - two) <= 1e-12 * np.linalg.norm(one)
 
 
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("centre", [True, False], ids=["layer", "rms"])
-def test_norms_have_second_derivatives_and_those_along_a_direction(centre: bool) -> None:
+def test_norms_have_second_derivatives_and_those_along_a_direction(
+    centre: bool, on_gpu: bool, request: pytest.FixtureRequest
+) -> None:
     def plain(x: Any) -> Any:
         y = x - x.mean(-1, keepdims=True) if centre else x
         return y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-2)
 
+    if on_gpu:
+        request.getfixturevalue("fake_gpu")
     with jax.enable_x64(True):
         x, direction = np.random.default_rng(0).normal(2, 1, (2, 3, 6))
         for derive in (

@@ -140,7 +140,7 @@ class Recipe:
     remat: Literal["none", "dots", "full"] = "none"
     """Activations that the backward pass recomputes to save memory: none, all but matrix products (dots), or all."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether train.torch compiles the blocks (torch.compile), which delays the first step; auto: on GPUs. train.jax
+    """Whether train.torch compiles the model (torch.compile), which delays the first step; auto: on GPUs. train.jax
     always compiles."""
     mesh: str = "data=-1"
     """Parallelism over devices: data=N shards images, fsdp=N shards images and parameters, tensor=N shards heads and hidden
