@@ -162,7 +162,6 @@ class Block(ViTModule):
         self.ls2 = LayerScale(config, execution) if scaled else None
 
     def __call__(self, x: Array, noise: Noise | None, tables: Tables) -> tuple[Array, None]:
-        x = row_major(x)
         order = self.config.norms.order
         norm2 = self.norm2 if self.norm2 is not None else self.norm1
         if order == "parallel":
@@ -183,7 +182,7 @@ class Block(ViTModule):
         """Return x plus an output y of attention or the MLP, to which layer scale and stochastic depth apply."""
         y = scale(y) if scale is not None else y
         y = drop_path(self, y, noise, site) if self.config.regularisation.drop_path else y
-        return x + y
+        return row_major(x + y)
 
 
 class AttentionPool(ViTModule):
@@ -310,7 +309,7 @@ class ViT(ViTModule):
 
     def encode(self, x: Array, tables: Tables, noise: Noise | None) -> Array:
         """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
-        x, _ = self.blocks(x, noise, tables)
+        x, _ = self.blocks(row_major(x), noise, tables)
         return self.norm(x) if self.norm is not None else x
 
     def classify(self, x: Array, noise: Noise | None, both_heads: bool = False) -> Array:
