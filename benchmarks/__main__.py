@@ -140,6 +140,8 @@ def make_plan(args: argparse.Namespace) -> plan.Plan:
     """
     if args.turns < 1:
         raise InputError(f"--turns is {args.turns}: give at least 1")
+    if args.picture and args.picture.suffix.lower() != ".svg":
+        raise InputError(f"--picture {args.picture} does not end in .svg: the picture is an SVG file")
     if args.quick and args.gpu:
         raise InputError("--quick and --gpu are different plans: give one of them")
     defaults = plan.QUICK_BATCHES if args.quick else plan.GPU_BATCHES if args.gpu else plan.CPU_BATCHES

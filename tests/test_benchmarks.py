@@ -110,6 +110,7 @@ def test_without_a_gpu_the_option_is_refused_in_one_line(
         (["--quick", "--gpu"], "--quick and --gpu are different plans: give one of them"),
         (["--quick", "--only", "loading"], "--only loading is not measured with --quick or --gpu"),
         (["--turns", "0"], "--turns is 0: give at least 1"),
+        (["--picture", "results.png"], "--picture results.png does not end in .svg"),
         (["--json", "missing/results.json"], "missing/results.json cannot be written"),
     ],
 )
