@@ -1,6 +1,6 @@
 """Measure both twins beside other libraries, on this machine: `python -m benchmarks`.
 
-    python -m benchmarks                                     # three models; 20 minutes on two cores
+    python -m benchmarks                                     # three models, on the CPU
     python -m benchmarks --quick                             # one small model, four contestants; two minutes
     python -m benchmarks --gpu                               # training steps and latency in bfloat16 on a GPU
     python -m benchmarks --models vit_s16 --only 'timm*'     # some models, and some contestants

@@ -16,7 +16,7 @@ from vit_spec import ViTConfig
 
 
 class Twin(TorchModel):
-    """The twin: the model that the trainer's engine trains, whose blocks the engine compiles."""
+    """The twin: the model that the trainer's engine trains, compiled as the engine compiles it."""
 
     def __init__(self, config: ViTConfig, weights: Path, dtype: Dtype) -> None:
         self._config, self._weights, self._dtype = config, weights, dtype
@@ -35,7 +35,7 @@ class Twin(TorchModel):
             initial_weights=parity.load(self._weights),
             folder=self._weights.parent,
         )
-        self.module = self._call = self._engine._model
+        self.module, self._call = self._engine._model, self._engine._forward
         self._batch = Batch(inputs.pixels, inputs.targets, np.arange(count), np.ones(count, bool))
         placed = self._engine._place(self._batch)
         self._engine._place = lambda batch: placed  # the batch stays on the device, for every contestant
