@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from vit_jax.execution import Execution
+from vit_jax.normal_cdf import normal_cdf
 from vit_spec import InputError, Law, Row, ViTConfig, position_table, rows
 from vit_spec.initialisation import TRUNCATED_STD
 from vit_spec.noise import SITES_PER_PART, Site, drop_path_rates, drop_threshold, num_parts
@@ -206,9 +207,8 @@ def activation(x: Array, kind: str) -> Array:
 def _activate(x: Array, kind: str) -> Array:
     match kind:
         case "gelu":
-            # As PyTorch computes it.  jax.nn.gelu has erfc, which takes 1.5 times as long (benchmarks/gelu.py), and in half
-            # precision rounds its constants: 2 / sqrt(pi) to 1.125.
-            return 0.5 * x * (1 + lax.erf(x * np.sqrt(0.5).astype(x.dtype)))
+            # jax.nn.gelu takes longer (benchmarks/gelu.py), and rounds constants in half precision: 2 / sqrt(pi) to 1.125.
+            return x * normal_cdf(x)
         case "gelu_tanh":
             return nn.gelu(x, approximate=True)
         case "quick_gelu":

@@ -64,7 +64,7 @@ FAULTS = [
     ),
     _fault(
         name="tanh approximation of GELU, Flax's default",
-        old="return 0.5 * x * (1 + lax.erf(x * np.sqrt(0.5).astype(x.dtype)))",
+        old="return x * normal_cdf(x)",
         new="return nn.gelu(x)",
         part=r"blocks\.0\.mlp: activation",
         cause="activation is gelu_tanh",
