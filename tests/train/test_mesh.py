@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,13 +66,17 @@ def process_output(process: subprocess.Popen[str]) -> str:
     return output
 
 
+def free_address() -> str:
+    """Return an address of this machine at which no program listens."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return f"localhost:{free.getsockname()[1]}"
+
+
 @contextmanager
 def process_pair(module: str, *arguments: str, **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
     """Start two processes of one run, with two simulated devices each; kill them at the end."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    cluster = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"} | environment
+    cluster = {"JAX_COORDINATOR_ADDRESS": free_address(), "JAX_NUM_PROCESSES": "2"} | environment
     first, second = (start_process(module, *arguments, devices=2, JAX_PROCESS_ID=str(i), **cluster) for i in range(2))
     with first, second:
         try:
@@ -191,6 +196,27 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_resumes(tmp_pat
     first, second = pair_outputs("train.jax", *arguments)
     assert "fsdp=2 (4 x" in first and "resuming from step" in first and "finished" in first
     assert "finished" not in second
+
+
+@pytest.mark.slow
+def test_the_end_of_process_0_is_told_in_a_line_and_the_run_resumes_at_the_same_address(tmp_path: Path) -> None:
+    """Process 0 starts JAX's coordination service, without which JAX would abort the other one with a stack of C++."""
+    model = ["--model.changes", "patch_size=2", "width=32", "depth=1", "num_heads=2", "mlp_dim=64"]
+    lengths = ["--epochs", "60steps", "--eval-every", "60steps", "--save-every", "15steps"]
+    arguments = ["--config", "tiny", *model, *lengths, "--batch-size", "256", "--run", str(tmp_path)]
+    address = free_address()
+    with process_pair("tests.quick_heartbeat", *arguments, JAX_COORDINATOR_ADDRESS=address) as (first, second):
+        while not any(path.name.isdecimal() for path in tmp_path.glob("checkpoints/*")):  # complete ones
+            assert first.poll() is None and second.poll() is None
+            time.sleep(0.02)
+        first.kill()
+        _, errors = second.communicate(timeout=60)
+    message = "another process of the run has ended: start all processes again with the same --run"
+    assert (second.returncode, errors) == (2, f"error: {message}\n")
+    output, _ = pair_outputs("tests.quick_heartbeat", *arguments, JAX_COORDINATOR_ADDRESS=address)
+    assert "resuming from step" in output and "finished" in output
+    with pytest.raises(ConnectionRefusedError):  # no service is left behind
+        socket.create_connection(("localhost", int(address.rpartition(":")[2])))
 
 
 def test_a_signal_before_the_first_step_of_a_resumed_run_stops_it_after_that_step(

@@ -17,6 +17,7 @@ from jax import Array
 from jax._src import distributed
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from train.jax import coordinator
 from train.jax.parameter_tree import mesh_axes, tree
 from train.loop import heartbeat
 from train.loop.process import is_started_by_srun
@@ -43,7 +44,7 @@ def join_cluster() -> None:
 
     Raises:
         InputError: JAX_COORDINATOR_ADDRESS is set and one of the other two is missing or not an integer; or as
-            `train.loop.process.is_started_by_srun`.
+            `train.loop.process.is_started_by_srun` and `train.jax.coordinator.initialize`.
     """
     env = os.environ
     if "JAX_COORDINATOR_ADDRESS" in env:
@@ -53,14 +54,14 @@ def join_cluster() -> None:
             raise InputError(
                 "JAX_COORDINATOR_ADDRESS is set: set JAX_NUM_PROCESSES and JAX_PROCESS_ID too, to integers"
             ) from None
-        jax.distributed.initialize(env["JAX_COORDINATOR_ADDRESS"], count, index)
+        coordinator.initialize(env["JAX_COORDINATOR_ADDRESS"], count, index)
     elif (
         is_started_by_srun()
         or int(env.get("OMPI_COMM_WORLD_SIZE", "1") or 1) > 1
         or "," in env.get("TPU_WORKER_HOSTNAMES", "")
         or "MEGASCALE_COORDINATOR_ADDRESS" in env
     ):
-        jax.distributed.initialize()
+        coordinator.initialize()
     if jax.distributed.is_initialized():
         # JAX notices the end of a process after 100 s, and ends the others with a stack of C++.
         client = distributed.global_state.client
