@@ -19,13 +19,11 @@ from vit_spec.initialisation import TRUNCATED_STD
 from vit_spec.noise import Site
 from vit_spec.positions import rotary_frequencies
 from vit_torch.execution import Execution
+from vit_torch.linear import OPERATIONS, linear
 from vit_torch.noise import Noise, signed_threshold
 
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
-
-# The operations of linear layers; products of activations, as in attention, are batched.
-PRODUCTS_WITH_WEIGHTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
 
 
 class ViTModule(nn.Module):
@@ -76,7 +74,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(-len(self.inputs))
-        x = F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        x = linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
         return x.unflatten(-1, self.outputs)
 
 
@@ -93,7 +91,7 @@ class PatchProjection(nn.Conv2d):
         x = x.view(b, c, height // ph, ph, width // pw, pw).permute(0, 2, 4, 1, 3, 5)
         x = x.reshape(b, -1, c * ph * pw)
         # A matrix product, not a convolution: it computes the same sum, and convolution settings (TF32) do not apply.
-        return F.linear(x, self.weight.to(x.dtype).flatten(1), None if self.bias is None else self.bias.to(x.dtype))
+        return linear(x, self.weight.to(x.dtype).flatten(1), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class Norm(nn.LayerNorm):
@@ -172,8 +170,10 @@ def attention(
     rate = rate if module.training else 0.0
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
     if module.execution.attention == "fused" and (noise is None or not rate):
-        mask = None if bias is None else bias[None]
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate, scale=scale)
+        mask, dtype = None if bias is None else bias[None], v.dtype
+        if q.device.type == "cpu":  # the kernel for CPUs takes longer in half precision
+            q, k, v = (x.to(at_least_float32(x)) for x in (q, k, v))
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate, scale=scale).to(dtype)
     else:
         scores = scale * (q @ k.transpose(2, 3)).to(at_least_float32(q))  # (B, H, T, S)
         scores = scores if bias is None else scores + bias
@@ -258,7 +258,7 @@ def run_block(block: nn.Module, x: Tensor, rate: Tensor, tables: tuple[Any, ...]
         return block(x, rate, tables, noise)
     if block.execution.remat == "full":
         return checkpoint(block, x, rate, tables, noise, use_reentrant=False)
-    contexts = partial(create_selective_checkpoint_contexts, PRODUCTS_WITH_WEIGHTS)
+    contexts = partial(create_selective_checkpoint_contexts, OPERATIONS)
     return checkpoint(block, x, rate, tables, noise, use_reentrant=False, context_fn=contexts)
 
 

@@ -66,14 +66,14 @@ FAULTS = [
     ),
     _fault(
         name="biases of linear maps dropped",
-        old="x = F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))",
-        new="x = F.linear(x, self.weight.to(x.dtype))",
+        old="x = linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))",
+        new="x = linear(x, self.weight.to(x.dtype), None)",
         part=r"blocks\.0\.attn\.qkv",
     ),
     _fault(
         name="bias of the patches dropped",
-        old="return F.linear(x, self.weight.to(x.dtype).flatten(1), None if self.bias is None else self.bias.to(x.dtype))",
-        new="return F.linear(x, self.weight.to(x.dtype).flatten(1))",
+        old="return linear(x, self.weight.to(x.dtype).flatten(1), None if self.bias is None else self.bias.to(x.dtype))",
+        new="return linear(x, self.weight.to(x.dtype).flatten(1), None)",
         part=r"patch_embed\.proj",
         cause="patch_embed.proj has no bias",
     ),

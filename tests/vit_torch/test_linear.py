@@ -1,0 +1,129 @@
+"""Linear layers by oneDNN: the same function as `F.linear`, in every way in which PyTorch calls and derives it."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+from vit_torch import linear as module
+from vit_torch.linear import MIN_ENTRIES, MIN_ROWS, linear
+
+if not module.HAS_ONEDNN:
+    pytest.skip("PyTorch has no oneDNN on this machine", allow_module_level=True)
+
+LEADING = (4, MIN_ROWS // 4)
+OUTPUTS, INPUTS = 512, MIN_ENTRIES // 512 + 1
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+@pytest.fixture
+def inputs() -> Inputs:
+    draw = torch.Generator().manual_seed(0)
+    shapes = (*LEADING, INPUTS), (OUTPUTS, INPUTS), (OUTPUTS,)
+    return tuple((torch.randn(shape, generator=draw) / INPUTS**0.25).requires_grad_() for shape in shapes)  # type: ignore[return-value]
+
+
+def loss(function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return function(x, weight, bias).square().mean()
+
+
+def operations(function: Callable[[], Any]) -> set[str]:
+    """Return the names of the operations that a call runs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        function()
+    return {event.key for event in profile.key_averages()}
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_long_inputs_in_float32_are_computed_by_onednn(inputs: Inputs) -> None:
+    x, weight, bias = (each.detach() for each in inputs)
+    assert "mkldnn::_linear_pointwise" in operations(lambda: linear(x, weight, bias))
+    others = {
+        "few rows": lambda: linear(x[:, 1:], weight, bias),
+        "a small matrix": lambda: linear(x[..., 1:], weight[:, 1:], bias),
+        "double": lambda: linear(x.double(), weight.double(), bias.double()),
+        "half": lambda: linear(x.bfloat16(), weight.bfloat16(), bias.bfloat16()),
+    }
+    for call in others.values():
+        assert "aten::linear" in operations(call)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+    with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
+        assert "aten::linear" in operations(lambda: linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_outputs_and_gradients_equal_those_of_the_library(inputs: Inputs, has_bias: bool) -> None:
+    x, weight, bias = inputs
+    arguments = (x, weight, bias if has_bias else None)
+    assert_equal(linear(*arguments), F.linear(*arguments))
+    derived = arguments[: 2 + has_bias]
+    ours, theirs = (torch.autograd.grad(loss(function, *arguments), derived) for function in (linear, F.linear))
+    assert_equal(ours, theirs)
+
+
+def test_gradients_that_are_not_needed_are_not_computed(inputs: Inputs) -> None:
+    x, weight, bias = inputs
+    with FlopCounterMode(display=False) as with_all:
+        linear(x, weight, bias).sum().backward()
+    with FlopCounterMode(display=False) as frozen:
+        linear(x, weight.detach(), bias.detach()).sum().backward()
+    product = 2 * MIN_ROWS * INPUTS * OUTPUTS
+    assert (with_all.get_total_flops(), frozen.get_total_flops()) == (3 * product, 2 * product)
+
+
+def test_second_derivatives_equal_those_of_the_library(inputs: Inputs) -> None:
+    def second(function: Any) -> Any:
+        x, weight, bias = inputs
+        (first,) = torch.autograd.grad(loss(function, x, weight, bias), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), (x, weight, bias), allow_unused=True)
+
+    assert_equal(second(linear), second(F.linear))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # by PyTorch itself
+def test_transformations_of_functions_equal_those_of_the_library(inputs: Inputs) -> None:
+    detached = tuple(each.detach() for each in inputs)
+
+    def results(function: Any) -> list[Any]:
+        tangents = tuple(torch.ones_like(each) for each in detached)
+        many = torch.stack([detached[0], detached[0] + 1])
+        with forward_ad.dual_level():
+            dual = function(forward_ad.make_dual(detached[0], tangents[0]), *detached[1:])
+            tangent = forward_ad.unpack_dual(dual).tangent.clone()
+        return [
+            tangent,
+            torch.func.jvp(function, detached, tangents)[1],
+            torch.func.grad(lambda *each: loss(function, *each), (0, 1, 2))(*detached),
+            torch.func.vmap(function, (0, None, None))(many, *detached[1:]),
+            torch.func.vmap(torch.func.grad(lambda *each: loss(function, *each), 1), (0, None, None))(many, *detached[1:]),
+        ]
+
+    for ours, theirs in zip(results(linear), results(F.linear), strict=True):
+        assert_equal(ours, theirs)
+
+
+def test_exported_programs_have_the_operation_of_the_library(inputs: Inputs) -> None:
+    x, weight, bias = (each.detach() for each in inputs)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return linear(x, weight, bias)
+
+    program = torch.export.export(Model(), (x,))
+    targets = {str(node.target) for node in program.graph.nodes}
+    assert "aten.linear.default" in targets and not any("mkldnn" in target for target in targets)
+    with pytest.deprecated_call():
+        traced = torch.jit.trace(Model(), x, check_trace=False)
+    assert "mkldnn" not in str(traced.graph)
