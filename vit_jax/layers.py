@@ -36,10 +36,10 @@ def _recompute_in_backward(function: Callable[..., Array], static_argnums: tuple
 
     @wraps(function)
     def run(*args: Any) -> Array:
-        # On GPUs the blocks are not in a loop (`scan_blocks`), so the compiler would merge both computations.
-        on_gpu = _is_on_gpu()
-        policy = jax.checkpoint_policies.save_only_these_names(MEAN) if on_gpu else None
-        return jax.checkpoint(function, prevent_cse=on_gpu, policy=policy, static_argnums=static_argnums)(*args)
+        # Where the blocks are not in a loop (`scan_blocks`), the compiler would merge both computations.
+        prevent_cse = _default_device().platform != "tpu"
+        policy = jax.checkpoint_policies.save_only_these_names(MEAN) if _is_on_gpu() else None
+        return jax.checkpoint(function, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums)(*args)
 
     return run
 
@@ -58,6 +58,15 @@ def _gradient_separately(x: Array) -> Array:
 @_gradient_separately.defjvp
 def _gradient_separately_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     return primals[0], _separately(tangents[0])
+
+
+def _wide(operation: Callable[[Array, Array], Array], x: Array, parameter: Array) -> Array:
+    """Return an operation on x and a parameter that broadcasts to it, both rounded to x's dtype.
+
+    It is computed in at least float32, and so is the gradient of the parameter, a sum over tokens.
+    """
+    wide = at_least_float32(x)
+    return operation(x.astype(wide), parameter.astype(x.dtype).astype(wide)).astype(x.dtype)
 
 
 class ViTModule(nn.Module):
@@ -107,7 +116,7 @@ class Linear(ViTModule):
         axes = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
         x = lax.dot_general(x, kernel, (axes, ((), ())), precision=self.execution.precision)
         # The gradient of the bias is a sum over tokens, slow on GPUs in the kernel that computes its summands.
-        return x if self.bias is None else _gradient_separately(x + self.bias.astype(x.dtype))
+        return x if self.bias is None else _gradient_separately(_wide(jnp.add, x, self.bias))
 
 
 class PatchProjection(ViTModule):
@@ -127,7 +136,7 @@ class PatchProjection(ViTModule):
         x = x.reshape(b, -1, ph * pw * c)
         kernel = self.kernel.astype(x.dtype).reshape(ph * pw * c, -1)
         x = jnp.matmul(x, kernel, precision=self.execution.precision)
-        return x if self.bias is None else x + self.bias.astype(x.dtype)
+        return x if self.bias is None else _wide(jnp.add, x, self.bias)
 
 
 class Norm(ViTModule):
@@ -192,7 +201,7 @@ class LayerScale(ViTModule):
         self.gamma = self.declare("gamma", (self.config.width,))
 
     def __call__(self, x: Array) -> Array:
-        return x * self.gamma.astype(x.dtype)
+        return _wide(jnp.multiply, x, self.gamma)
 
 
 @partial(_recompute_in_backward, static_argnums=(1,))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
+from jax import Array, lax
 
 from vit_spec import ViTConfig, rows
 
@@ -40,8 +40,10 @@ def adamw(
     eps: float,
     weight_decay: float,
     decays: PyTree,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Return AdamW: Adam with decoupled weight decay (arXiv 1711.05101).
+
+    Its `update` takes an optional `sound`, a scalar bool: if it is False, the moments do not change.
 
     For clipped gradients g and t = 1, 2, ...:
 
@@ -66,21 +68,29 @@ def adamw(
     def init(params: PyTree) -> Moments:
         return Moments(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
 
-    def update(grads: PyTree, state: Moments, params: PyTree) -> tuple[PyTree, Moments]:
+    def update(
+        grads: PyTree, state: Moments, params: PyTree, *, sound: Array | bool | None = None
+    ) -> tuple[PyTree, Moments]:
         grads = clip_by_global_norm(grads, clip)
         step = state.updates.astype(float)  # float32, or float64 in jax's x64 mode
         rate = learning_rate(step)
         bias_correction1, bias_correction2 = (-jnp.expm1((step + 1) * math.log(b)) for b in (b1, b2))
         mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, grads)
         square = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.square, grads)
+        moments = Moments(state.updates + 1, mean, square)
+        if sound is not None:
+            moments = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moments, state)
+        if jax.default_backend() == "cpu":
+            # The compiler would compute the moments a second time for the parameters, and copy the old ones for that.
+            moments = lax.optimization_barrier(moments)
 
         def parameter_update(m: Array, v: Array, p: Array, decay: bool) -> Array:
             adam = (m / bias_correction1) / (jnp.sqrt(v / bias_correction2) + eps)
             return (-rate * (adam + weight_decay * p if decay else adam)).astype(p.dtype)
 
-        return jax.tree.map(parameter_update, mean, square, params, decays), Moments(state.updates + 1, mean, square)
+        return jax.tree.map(parameter_update, moments.mean, moments.square, params, decays), moments
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def clip_by_global_norm(grads: PyTree, limit: float) -> PyTree:

@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 import parity
-import vit_jax
 from benchmarks.peers import CLIP, LEARNING_RATE, WEIGHT_DECAY, Dtype, Inputs
 from benchmarks.peers.jax_model import JaxModel
 from train.data.batches import Batch
@@ -18,17 +16,13 @@ from vit_spec import ViTConfig
 
 
 class Twin(JaxModel):
-    """The twin, whose parameters are those of the trainer's engine."""
+    """The twin, whose model and parameters are those of the trainer's engine."""
 
     def __init__(self, config: ViTConfig, weights: Path, dtype: Dtype) -> None:
         self._config, self._weights, self._dtype = config, weights, dtype
-        execution = vit_jax.Execution(dtype=jnp.bfloat16 if dtype == "bfloat16" else None)
-        model = vit_jax.ViT(config, execution)
-        self._apply = lambda params, images: model.apply({"params": params}, images)
 
     def prepare(self, inputs: Inputs, compiled: bool, bfloat16: bool) -> None:
         """Make everything that a step needs: the engine, and the batch on the device."""
-        self._place(inputs)
         count = len(inputs.pixels)
         optimizer = Optimizer(lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, clip=CLIP)
         self._engine: Any = JaxEngine(
@@ -39,6 +33,8 @@ class Twin(JaxModel):
             initial_weights=parity.load(self._weights),
             folder=self._weights.parent,
         )
+        self._apply = lambda params, images: self._engine._model.apply({"params": params}, images)
+        self._place(inputs)
         self._batch = Batch(inputs.pixels, inputs.targets, np.arange(count), np.ones(count, bool))
         placed = self._engine._shard_batch(self._batch)
         self._engine._shard_batch = lambda batch: placed  # the batch stays on the device, for every contestant

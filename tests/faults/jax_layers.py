@@ -86,7 +86,7 @@ FAULTS = [
     ),
     _fault(
         name="layer scale left out",
-        old="return x * self.gamma.astype(x.dtype)",
+        old="return _wide(jnp.multiply, x, self.gamma)",
         new="return x",
         model="dinov2_s14",
         part=r"blocks\.0\.ls1",
@@ -96,7 +96,7 @@ FAULTS = [
         name="biases of linear maps dropped",
         old="precision=self.execution.precision)\n"
         "        # The gradient of the bias is a sum over tokens, slow on GPUs in the kernel that computes its summands.\n"
-        "        return x if self.bias is None else _gradient_separately(x + self.bias.astype(x.dtype))\n\n\nclass Patch",
+        "        return x if self.bias is None else _gradient_separately(_wide(jnp.add, x, self.bias))\n\n\nclass Patch",
         new="precision=self.execution.precision)\n        return x\n\n\nclass Patch",
         part=r"blocks\.0\.attn\.qkv",
     ),

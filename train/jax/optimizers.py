@@ -38,8 +38,8 @@ Tree = Any
 def make_optimizer(o: Optimizer, config: ViTConfig, mesh: Mesh | None = None) -> optax.GradientTransformationExtraArgs:
     """Return the recipe's optimizer for the parameters of a config.
 
-    Its `update` takes the learning rate as `rate`.  The rate is a function of the step, while the optimizer counts
-    updates, which are fewer if steps are skipped.
+    Its `update` takes the learning rate as `rate`, and `sound`, a scalar bool: if it is False, the state does not change.
+    The rate is a function of the step, while the optimizer counts updates, which are fewer if steps are skipped.
 
     mesh: the mesh that shards the parameters as `train.mesh` says, if any.
     """
@@ -55,7 +55,7 @@ def make_optimizer(o: Optimizer, config: ViTConfig, mesh: Mesh | None = None) ->
             decays=decays,
         )
     else:
-        inner = optax.chain(_clip(o.clip), _BY_NAME[o.name](o, config, decays, mesh), optax.scale(-1.0))
+        inner = _if_sound(optax.chain(_clip(o.clip), _BY_NAME[o.name](o, config, decays, mesh), optax.scale(-1.0)))
     if o.layer_decay != 1.0 or o.freeze:
         inner = _scale_updates(inner, update_scales(config, o.layer_decay, o.freeze))
     return _scale_by_rate(inner)
@@ -91,24 +91,34 @@ def zero_frozen(grads: Tree, scales: Tree) -> Tree:
     return jax.tree.map(lambda g, scale: jnp.where(scale > 0, g, 0).astype(g.dtype), grads, scales)
 
 
-def _scale_by_rate(unit: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def _if_sound(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Keep the state if `sound` is False."""
+
+    def update(grads: Tree, state: Any, params: Tree, *, sound: Array | bool) -> tuple[Tree, Any]:
+        updates, updated = inner.update(grads, state, params)
+        return updates, jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated, state)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _scale_by_rate(unit: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
     """Multiply the updates for a learning rate of 1 by the rate.  All updates are linear in it, including weight decay."""
 
-    def update(grads: Tree, state: Any, params: Tree, *, rate: Array) -> tuple[Tree, Any]:
-        updates, state = unit.update(grads, state, params)
+    def update(grads: Tree, state: Any, params: Tree, *, rate: Array, sound: Array | bool = True) -> tuple[Tree, Any]:
+        updates, state = unit.update(grads, state, params, sound=sound)
         return jax.tree.map(lambda u: (rate * u).astype(u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(unit.init, update)
 
 
-def _scale_updates(inner: optax.GradientTransformation, scales: Tree) -> optax.GradientTransformation:
+def _scale_updates(inner: optax.GradientTransformationExtraArgs, scales: Tree) -> optax.GradientTransformationExtraArgs:
     """Multiply updates by `scales`, and leave frozen parameters out of the gradient norm that clipping uses."""
 
-    def update(grads: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
-        updates, state = inner.update(zero_frozen(grads, scales), state, params)
+    def update(grads: Tree, state: Any, params: Tree, *, sound: Array | bool) -> tuple[Tree, Any]:
+        updates, state = inner.update(zero_frozen(grads, scales), state, params, sound=sound)
         return jax.tree.map(lambda u, scale: (u * scale).astype(u.dtype), updates, scales), state
 
-    return optax.GradientTransformation(inner.init, update)
+    return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
 def _clip(limit: float) -> optax.GradientTransformation:

@@ -150,6 +150,7 @@ def test_options_of_the_service_are_those_of_jax() -> None:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(InputError, match="recorded"):
         patch.setattr(coordinator, "CoordinationService", Recorder)
+        patch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)  # other tests may have done it
         coordinator.initialize("localhost:1234", 2, 0)
     assert started[0][0] == ["[::]:1234", 2] and {"heartbeat_timeout", "shutdown_timeout"} <= started[0][1].keys()
     assert not jax.distributed.is_initialized()
