@@ -11,7 +11,8 @@ from vit_spec import ViTConfig, memory
 MEASURES = ("step", "gradient", "forward", "latency")
 CPU_BATCHES = {"vit_ti16": 32, "vit_s16": 32, "vit_b16": 8}
 GPU_BATCHES = {"vit_s16": 256, "vit_b16": 128, "vit_l16": 64, "vit_h14": 32}
-DETAILED_MODEL, LARGE_MODEL = "vit_s16", "vit_b16"
+DETAILED_MODEL, SMALL_MODEL = "vit_s16", "vit_ti16"
+DETAILED_BATCH = 8  # of the libraries that are not the main ones
 SHORT_MEASURES = ("step", "forward", "latency")
 MAIN_CONTESTANTS = ("vit_jax", "vit_torch", "timm", "transformers", "big_vision", "equimo")
 DEFAULT_ALLOCATOR = ("vit_jax", "vit_torch", "timm", "big_vision")
@@ -67,8 +68,8 @@ def cpu_plan(batches: dict[str, int], only: Sequence[str], turns: int, lines: tu
     """Return the plan for a CPU.  Freed memory is kept, as both trainers keep it.
 
     With names in `only`, these contestants are measured in full on each model.  Without, the time is limited: the main
-    contestants are measured on each model, on small ones in full, and all others on vit_s16; there, some are also measured
-    with the default settings of the allocator.
+    contestants are measured on each model, in full on vit_ti16, and all others on vit_s16, with fewer images; there, some
+    are also measured with the default settings of the allocator.
     """
     blocks = []
     for model, batch_size in batches.items():
@@ -76,12 +77,12 @@ def cpu_plan(batches: dict[str, int], only: Sequence[str], turns: int, lines: tu
             blocks.append(Block(model, batch_size, True, chosen(only, contestants())))
             continue
         main = chosen(MAIN_CONTESTANTS, contestants())
-        blocks.append(Block(model, batch_size, True, main, SHORT_MEASURES if model == LARGE_MODEL else MEASURES))
+        blocks.append(Block(model, batch_size, True, main, MEASURES if model == SMALL_MODEL else SHORT_MEASURES))
         if model == DETAILED_MODEL:
             others = (each for each in contestants() if each not in main)
             rest = tuple(each for each in others if not (each.compiled and each.dtype == "bfloat16"))
-            blocks.append(Block(model, batch_size, True, rest, SHORT_MEASURES))
-            blocks.append(Block(model, batch_size, False, chosen(DEFAULT_ALLOCATOR, main), SHORT_MEASURES))
+            blocks.append(Block(model, batch_size, False, chosen(DEFAULT_ALLOCATOR, main), ("step", "forward")))
+            blocks.append(Block(model, min(batch_size, DETAILED_BATCH), True, rest, SHORT_MEASURES))
     return Plan("cpu", tuple(blocks), turns, lines)
 
 
@@ -132,5 +133,5 @@ def group_size(config: ViTConfig, batch_size: int, device: str, available: int) 
     estimate = memory(config, dtype="bfloat16" if on_gpu else "float32", fused_attention=on_gpu)
     step = estimate.training_state + batch_size * estimate.activations
     # Memory that is kept is fragmented, on CPUs more, and libraries store more than they need.
-    each = FIXED_BYTES + (1.3 if on_gpu else 2) * step
+    each = FIXED_BYTES + (1.3 if on_gpu else 1.6) * step
     return max(2, int(0.9 * available / each))

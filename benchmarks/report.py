@@ -41,7 +41,8 @@ def machine_line(results: Json) -> str:
         each = [
             f"{name} {value / 1e9:,.0f}" for name, value in rate["flops_per_second"].items() if value and name != "best"
         ]
-        text.append(f"Matrix products of {rate['model']} in {rate['dtype']}: {', '.join(each)} GFLOP/s.")
+        shapes = f"{rate['model']}, {rate['batch_size']} images, in {rate['dtype']}"
+        text.append(f"Matrix products of {shapes}: {', '.join(each)} GFLOP/s.")
     versions: dict[str, str] = {}
     for result in results["results"]:
         library = LIBRARIES[result["library"]]

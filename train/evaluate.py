@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from rich.table import Table
@@ -45,6 +45,7 @@ from train.inference.model import (
 from train.inference.progress import progress_bar
 from train.inference.scores import RESAMPLES, score, score_answers
 from train.loop.metrics import PRIMARY_METRIC, constant_score, format_metric
+from train.loop.process import keep_freed_memory
 from train.recipes import Task
 from vit_spec import InputError
 
@@ -77,6 +78,12 @@ class Evaluation(NamedTuple):
     methods: list[str]
     skip_corrupt: bool
     notes: tuple[str, ...]
+
+
+def command() -> NoReturn:
+    """Run the command line of this process, and exit with its status."""
+    keep_freed_memory()
+    sys.exit(main())
 
 
 def evaluate(args: argparse.Namespace) -> int:
@@ -413,4 +420,4 @@ def _parse_number(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

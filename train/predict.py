@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from train.inference.model import (
 from train.inference.prediction_files import check_output, names_file, open_features, open_rows
 from train.inference.progress import progress_bar
 from train.inference.scores import sigmoid, softmax
+from train.loop.process import keep_freed_memory
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
@@ -47,6 +48,12 @@ Predictions = list[tuple[str, float]]  # names of classes, labels or values, eac
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status: 0; 2 for bad input, also if one image of many cannot be read."""
     return run_command(lambda: predict(_parser().parse_args(arguments)))
+
+
+def command() -> NoReturn:
+    """Run the command line of this process, and exit with its status."""
+    keep_freed_memory()
+    sys.exit(main())
 
 
 def predict(args: argparse.Namespace) -> int:
@@ -315,4 +322,4 @@ def _parse_positive_int(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -239,7 +239,10 @@ class JaxEngine:
             return jax.make_array_from_process_local_data(self._batch_sharding, local)
 
         images, targets = shard(batch.images), shard(batch.targets)
-        return images, targets, jax.device_put(batch.mix, self._replicated)
+        placed = images, targets, jax.device_put(batch.mix, self._replicated)
+        # While inputs are copied, jax starts a computation in another thread, which does not keep its memory; see
+        # `train.jax.runtime.keep_freed_memory`.
+        return jax.block_until_ready(placed) if self.mesh.devices.flat[0].platform == "cpu" else placed
 
     # The training state ------------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ class TwinPredictor:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         pixels = checkpoint.config.pixels
+        # Freed memory is kept in the main thread only; see `train.loop.process.keep_freed_memory`.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
         model = vit_jax.ViT(checkpoint.config, vit_jax.Execution(precision="highest"))
         self._params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), parity.to_jax(checkpoint))
 

@@ -1,4 +1,4 @@
-"""Settings of a training process that do not depend on the framework, and errors that both frameworks have."""
+"""Settings of a process that do not depend on the framework, and errors that both frameworks have."""
 
 import ctypes
 import os
@@ -7,20 +7,30 @@ from contextlib import contextmanager
 
 from vit_spec import InputError
 
+SMALL_ARRAYS = 1 << 30  # bytes of a block of memory, of which only the pages that are used count
 SRUN_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
 
 
 def keep_freed_memory() -> None:
-    """Let each step on CPU reuse the memory of the previous one; call it in the main thread, before a framework is used.
+    """Reuse the memory of earlier steps on CPUs; call it in the main thread, before a framework is used.
 
-    Both frameworks allocate the memory of a step anew each time, and fresh pages from the system cost time.  With these
+    Both frameworks allocate the memory anew each time, and fresh pages from the system cost time.  With these
     settings glibc keeps freed memory, but large arrays only in the main thread.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         mmap_max, trim_threshold = -4, -1  # malloc.h
         libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(trim_threshold, -1)  # never
+        # Small arrays that outlive a step are taken from the smallest free block that has room for them.  Without this one,
+        # that is the block of the step's memory, for which the rest would then be too small.
+        libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+            ctypes.c_void_p,
+            [ctypes.c_size_t],
+            [ctypes.c_void_p],
+        )
+        block, _ = libc.malloc(SMALL_ARRAYS), libc.malloc(1)
+        libc.free(block)
 
 
 @contextmanager
