@@ -24,12 +24,9 @@ def keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, -1)  # never
         # Small arrays that outlive a step are taken from the smallest free block that has room for them.  Without this one,
         # that is the block of the step's memory, for which the rest would then be too small.
-        libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
-            ctypes.c_void_p,
-            [ctypes.c_size_t],
-            [ctypes.c_void_p],
-        )
-        block, _ = libc.malloc(SMALL_ARRAYS), libc.malloc(1)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        libc.free.argtypes = [ctypes.c_void_p]
+        block, _ = libc.malloc(SMALL_ARRAYS), libc.malloc(1 << 20)  # behind it, so that it stays a block of its own
         libc.free(block)
 
 

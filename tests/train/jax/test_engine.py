@@ -438,6 +438,13 @@ def test_half_precision_initial_weights_are_converted_to_float32(tmp_path: Path)
     assert {leaf.dtype for leaf in jax.tree.leaves(engine._state.params)} == {np.dtype(np.float32)}
 
 
+def test_a_step_on_a_cpu_starts_in_the_thread_that_calls_it() -> None:
+    """In another thread, which jax uses while inputs are copied, each step would get its memory from the system anew."""
+    batch = make_batch(size=12)
+    large = batch._replace(images=np.zeros((12, 2048, 2048, 3), np.uint8))
+    assert all(placed.is_ready() for placed in make_engine()._shard_batch(large)[:2])
+
+
 # Mixed precision and rematerialization --------------------------------------------------------------------------------
 
 

@@ -1,9 +1,12 @@
-"""Processes that Slurm starts, and those that it only reserves room for."""
+"""Processes that Slurm starts, and those that it only reserves room for; and the memory that a process keeps."""
 
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
 
+from tests import ROOT
 from train.loop.process import SRUN_VARIABLES, is_started_by_srun
 from vit_spec import InputError
 
@@ -56,3 +59,28 @@ def test_tasks_that_srun_has_not_started_are_refused_in_a_line(
         InputError, match="SLURM_NTASKS is 8, and srun has not started this process: start it with srun, or"
     ):
         sharding.join_cluster()
+
+
+STEPS = """
+import resource
+
+import numpy as np
+
+from train.loop import process
+
+process.SMALL_ARRAYS = 50 << 20
+process.keep_freed_memory()
+kept = []
+for step in range(4):
+    memory = np.ones(200 << 20, np.uint8)
+    kept.append(np.ones(1 << 20, np.uint8))
+    del memory
+    kept.append(np.ones(1 << 20, np.uint8))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+def test_a_step_reuses_its_memory_although_small_arrays_outlive_it() -> None:
+    run = subprocess.run([sys.executable, "-c", STEPS], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, *_, last = map(int, run.stdout.split())
+    assert 200 < first and last - first < 20
