@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import register_flop_formula
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 # oneDNN is slower for few tokens, and for the matrices of ViT-Ti, which have up to 147,456 entries (benchmarks/linear.py).
 MIN_ROWS = 128
@@ -16,12 +16,15 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu
 # The operations of linear layers; products of activations, as in attention, are batched.
 OPERATIONS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
 
+
+def _flops(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * prod(x) * weight[0]
+
+
 if HAS_ONEDNN:
     OPERATIONS.append(torch.ops.mkldnn._linear_pointwise.default)
-
-    @register_flop_formula(torch.ops.mkldnn._linear_pointwise)
-    def _flops(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
-        return 2 * prod(x) * weight[0]
+    if torch.ops.mkldnn._linear_pointwise not in flop_registry:  # this module may be imported again
+        register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_flops)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
