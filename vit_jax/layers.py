@@ -201,7 +201,7 @@ class LayerScale(ViTModule):
         self.gamma = self.declare("gamma", (self.config.width,))
 
     def __call__(self, x: Array) -> Array:
-        return _wide(jnp.multiply, x, self.gamma)
+        return _recompute_in_backward(partial(_wide, jnp.multiply))(x, self.gamma)
 
 
 @partial(_recompute_in_backward, static_argnums=(1,))

@@ -170,10 +170,8 @@ def attention(
     rate = rate if module.training else 0.0
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
     if module.execution.attention == "fused" and (noise is None or not rate):
-        mask, dtype = None if bias is None else bias[None], v.dtype
-        if q.device.type == "cpu":  # the kernel for CPUs takes longer in half precision
-            q, k, v = (x.to(at_least_float32(x)) for x in (q, k, v))
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate, scale=scale).to(dtype)
+        mask = None if bias is None else bias[None]
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate, scale=scale)
     else:
         scores = scale * (q @ k.transpose(2, 3)).to(at_least_float32(q))  # (B, H, T, S)
         scores = scores if bias is None else scores + bias

@@ -86,7 +86,7 @@ FAULTS = [
     ),
     _fault(
         name="layer scale left out",
-        old="return _wide(jnp.multiply, x, self.gamma)",
+        old="return _recompute_in_backward(partial(_wide, jnp.multiply))(x, self.gamma)",
         new="return x",
         model="dinov2_s14",
         part=r"blocks\.0\.ls1",

@@ -22,7 +22,8 @@ def main(options: dict[str, Any], max_seconds: float) -> None:
     from jaxlib import _jax  # without jax, which takes a second to import
 
     service = _jax.get_distributed_runtime_service(**options)
-    print("listening", flush=True)
+    sys.stdout.write("listening\n")
+    sys.stdout.flush()
     if not sys.stdin.readline():
         deadline = time.monotonic() + max_seconds
         while _is_connected() and time.monotonic() < deadline:
