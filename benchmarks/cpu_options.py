@@ -19,7 +19,7 @@ from benchmarks.input_pipeline import engine_class
 from train.data.batches import Batch
 from train.recipes import Recipe
 
-MODEL, BATCH_SIZE, TURNS = "vit_s16", 8, 9
+MODEL, BATCH_SIZE, TURNS = "vit_s16", 8, 5
 YNN = "--xla_cpu_experimental_ynn_fusion_type"
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 OPTIONS: dict[str, dict[str, dict[str, str]]] = {
