@@ -202,7 +202,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_resumes(tmp_pat
 def test_the_end_of_process_0_is_told_in_a_line_and_the_run_resumes_at_the_same_address(tmp_path: Path) -> None:
     """Process 0 starts JAX's coordination service, without which JAX would abort the other one with a stack of C++."""
     model = ["--model.changes", "patch_size=2", "width=32", "depth=1", "num_heads=2", "mlp_dim=64"]
-    lengths = ["--epochs", "60steps", "--eval-every", "60steps", "--save-every", "15steps"]
+    lengths = ["--epochs", "30steps", "--eval-every", "30steps", "--save-every", "5steps"]
     arguments = ["--config", "tiny", *model, *lengths, "--batch-size", "256", "--run", str(tmp_path)]
     address = free_address()
     with process_pair("tests.quick_heartbeat", *arguments, JAX_COORDINATOR_ADDRESS=address) as (first, second):
