@@ -1,4 +1,4 @@
-"""Linear layers in float32 on x86 CPUs: by oneDNN, which is faster there than what PyTorch calls, MKL."""
+"""Linear layers in float32 on x86 CPUs: by oneDNN, which on an AMD Zen 4 is faster than MKL, which PyTorch calls."""
 
 from math import prod
 from typing import Any

@@ -1,9 +1,12 @@
 """The distribution function in GELU: its accuracy in float32 and float64, its derivatives, and its ends."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("flax")
+
+import jax.numpy as jnp
 from scipy.special import erfc
 
 from vit_jax.layers import activation

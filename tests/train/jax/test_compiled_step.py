@@ -14,6 +14,9 @@ from train.jax import engine as module
 from train.jax.engine import JaxEngine
 from train.recipes import Recipe
 
+if jax.default_backend() != "cpu":
+    pytest.skip("is about the program for CPUs", allow_module_level=True)
+
 DEPTH, BATCH = 3, 2
 CONFIG = vit_spec.get("vit_s16", depth=DEPTH, num_classes=10)
 LOOP, STACKED = " while(", re.compile(rf"f32\[{DEPTH},{BATCH},")

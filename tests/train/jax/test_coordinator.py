@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import pytest
+
+jax = pytest.importorskip("jax")
 
 from tests import ROOT
 from train.jax import coordinator

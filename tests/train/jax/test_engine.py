@@ -438,6 +438,7 @@ def test_half_precision_initial_weights_are_converted_to_float32(tmp_path: Path)
     assert {leaf.dtype for leaf in jax.tree.leaves(engine._state.params)} == {np.dtype(np.float32)}
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="is about CPUs")
 def test_a_step_on_a_cpu_starts_in_the_thread_that_calls_it() -> None:
     """In another thread, which jax uses while inputs are copied, each step would get its memory from the system anew."""
     batch = make_batch(size=12)
