@@ -11,15 +11,14 @@ import numpy as np
 import optax
 from jax import Array
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import parity
 import vit_jax
-import vit_spec
 from parity.checkpoints.weights import Checkpoint
 from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
-from train.jax import sharding
+from train.jax import one_cpu, sharding
 from train.jax.checkpoints import WARMED_UP_EMA, CheckpointStore
 from train.jax.losses import loss_and_metric, soft_targets
 from train.jax.optimizers import frozen_mask, make_optimizer, update_scales, zero_frozen
@@ -36,10 +35,6 @@ from train.recipes import Recipe, Task
 from train.recipes.schedule import ema_step_size
 from vit_jax.api import fast_compile_options
 from vit_spec import InputError, ViTConfig
-
-# FLOPs of a training step from which the blocks are not in a loop on one CPU.  It fills stacked arrays with zeros, then
-# copies the activations into them.  Without it, a step takes 0.9 times as long, and compilation 0.6 s longer per block.
-LONG_STEP = 2e11
 
 Tree = Any
 Metrics = dict[str, Array]
@@ -61,15 +56,6 @@ class State(NamedTuple):
     ema: Tree
     step: Array
     sound: Array
-
-
-def _blocks_per_iteration(config: ViTConfig, recipe: Recipe, mesh: Mesh) -> int | None:
-    """Return `unroll` of `vit_jax.Execution`; None for its default."""
-    if any(mesh.shape[axis] > 1 for axis in ("fsdp", "tensor")):
-        return 1  # in a loop, matrices that are sharded are gathered for one block at a time
-    is_one_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
-    is_long = 3 * recipe.batch_size * vit_spec.flops(config) > LONG_STEP
-    return config.depth if is_one_cpu and is_long and recipe.remat == "none" else None
 
 
 class JaxEngine:
@@ -104,7 +90,11 @@ class JaxEngine:
         self._seed_key = shared_key(recipe.seed) if recipe.rng == "shared" else jax.random.key(recipe.seed)
         # By default jax rounds the operands of float32 products on GPUs (TF32) and TPUs, which PyTorch does not.
         precision = "highest" if dtype is None else None
-        unroll = _blocks_per_iteration(config, recipe, self.mesh)
+        self._parts, unroll = recipe.accumulate, None
+        if any(self.mesh.shape[axis] > 1 for axis in ("fsdp", "tensor")):
+            unroll = 1  # in a loop, matrices that are sharded are gathered for one block at a time
+        elif self.mesh.size == 1 and self._is_on_cpu:
+            self._parts, unroll = one_cpu.num_parts(config, recipe), one_cpu.blocks_per_iteration(config, recipe)
         execution = vit_jax.Execution(dtype=dtype, precision=precision, remat=recipe.remat, unroll=unroll)
         self._model = vit_jax.ViT(config, execution)
         self._optimizer = make_optimizer(recipe.optimizer, config, self.mesh)
@@ -122,6 +112,10 @@ class JaxEngine:
     def is_distributed(self) -> bool:
         """Whether the run has several processes."""
         return jax.process_count() > 1
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return self.mesh.devices.flat[0].platform == "cpu"
 
     @property
     def is_main(self) -> bool:
@@ -242,7 +236,7 @@ class JaxEngine:
         placed = images, targets, jax.device_put(batch.mix, self._replicated)
         # While inputs are copied, jax starts a computation in another thread, which does not keep its memory; see
         # `train.jax.runtime.keep_freed_memory`.
-        return jax.block_until_ready(placed) if self.mesh.devices.flat[0].platform == "cpu" else placed
+        return jax.block_until_ready(placed) if self._is_on_cpu else placed
 
     # The training state ------------------------------------------------------------------------------------------
 
@@ -339,11 +333,11 @@ class JaxEngine:
     def _loss_and_gradient(
         self, params: Tree, images: Array, targets: Array, mix: Mix | None, key: Array, teacher: Tree
     ) -> tuple[tuple[Array, Array], Tree]:
-        """Return the mean loss and metric of a batch and the gradient of the loss, accumulated over `accumulate` parts.
+        """Return the mean loss and metric of a batch and the gradient of the loss, accumulated over n parts.
 
         Part j has the images j, j + n, j + 2n, ..., so that each part has equally many images of each device.
         """
-        n, smoothing = self._recipe.accumulate, self._recipe.label_smoothing
+        n, smoothing = self._parts, self._recipe.label_smoothing
         if mix is not None or smoothing:
             targets = soft_targets(self._task, targets, self.config.num_classes, smoothing)
         repeats = self._recipe.augment.repeats  # repeats of an image are adjacent: no image is mixed with itself

@@ -10,7 +10,7 @@ jax = pytest.importorskip("jax")
 pytest.importorskip("grain")
 
 import vit_spec
-from train.jax import engine as module
+from train.jax import one_cpu
 from train.jax.engine import JaxEngine
 from train.recipes import Recipe
 
@@ -22,8 +22,8 @@ CONFIG = vit_spec.get("vit_s16", depth=DEPTH, num_classes=10)
 LOOP, STACKED = " while(", re.compile(rf"f32\[{DEPTH},{BATCH},")
 
 
-def compiled_step(**changes: Any) -> Any:
-    recipe = Recipe(batch_size=BATCH, **changes)
+def compiled_step(batch_size: int = BATCH, **changes: Any) -> Any:
+    recipe = Recipe(batch_size=batch_size, **changes)
     engine: Any = JaxEngine(
         CONFIG, recipe, task="classes", learning_rate=lambda step: 1e-3, initial_weights=None, folder=Path("unused")
     )
@@ -32,7 +32,7 @@ def compiled_step(**changes: Any) -> Any:
 
 @pytest.fixture
 def long_step(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(module, "LONG_STEP", 0)
+    monkeypatch.setattr(one_cpu, "LONG_STEP", 0)
     return compiled_step()
 
 
@@ -46,7 +46,7 @@ def test_short_steps_have_a_loop_which_compiles_faster() -> None:
 
 
 def test_steps_that_compute_activations_again_have_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONG_STEP", 0)
+    monkeypatch.setattr(one_cpu, "LONG_STEP", 0)
     assert LOOP in compiled_step(remat="full").as_text()
 
 
@@ -57,6 +57,15 @@ def test_memory_of_a_long_step_is_that_of_its_activations(long_step: Any) -> Non
     assert long_step.memory_analysis().temp_size_in_bytes < 1.2 * (BATCH * estimate.activations + gradient)
 
 
+def test_memory_of_a_large_batch_is_that_of_a_part_and_of_two_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_cpu, "LONG_STEP", 0)
+    part, estimate = 8, vit_spec.memory(CONFIG, fused_attention=False)
+    gradient, images = 4 * vit_spec.count(CONFIG), 4 * part * 3 * 224 * 224
+    step = compiled_step(batch_size=4 * part)
+    assert step.memory_analysis().temp_size_in_bytes < 1.2 * (part * estimate.activations + 2 * gradient + images)
+    assert step.as_text().count(LOOP) == 1  # over the parts, not over the blocks
+
+
 def test_a_step_updates_weights_and_moments_in_place(long_step: Any) -> None:
     weights = re.compile(rf"= f32\[{DEPTH},384,1536\]\S* copy\(")
     assert not weights.search(long_step.as_text())
@@ -65,5 +74,5 @@ def test_a_step_updates_weights_and_moments_in_place(long_step: Any) -> None:
 
 def test_gradients_of_biases_are_sums_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum of bfloat16 is several passes of reduce-window on CPUs, which took an eighth of a step."""
-    monkeypatch.setattr(module, "LONG_STEP", 0)
+    monkeypatch.setattr(one_cpu, "LONG_STEP", 0)
     assert not re.search(r"f32\[1,\d+,(1536|384|3,6,64)\]\S* reduce-window", compiled_step(dtype="bfloat16").as_text())

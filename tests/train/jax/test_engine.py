@@ -22,6 +22,7 @@ from parity.checkpoints.weights import as_checkpoint
 from tests.twins import perturbed_params
 from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
+from train.jax import one_cpu
 from train.jax.engine import JaxEngine
 from train.jax.losses import loss_and_metric, soft_targets
 from train.jax.optimizers import make_optimizer
@@ -77,6 +78,18 @@ def test_gradient_accumulation_equals_a_step_on_the_whole_batch(augment: Augment
         train_steps(4, lambda seed: make_batch(seed, mix=mix), augment=augment, accumulate=n, label_smoothing=0.1)
         for n in (1, 4)
     )
+    assert max_relative_error(parts.params, whole.params) < 1e-12
+    assert losses == pytest.approx(others, rel=1e-12)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_long_step_on_one_cpu_equals_a_step_on_the_whole_batch(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, losses = train_steps(3, accumulate=accumulate)
+    monkeypatch.setattr(one_cpu, "LONG_STEP", 0)
+    monkeypatch.setattr(one_cpu, "FEWEST_TOKENS", 3 * CONFIG.num_tokens)
+    monkeypatch.setattr(one_cpu, "HIDDEN_BYTES", 0)
+    assert make_engine(accumulate=accumulate)._parts == 4
+    parts, others = train_steps(3, accumulate=accumulate)
     assert max_relative_error(parts.params, whole.params) < 1e-12
     assert losses == pytest.approx(others, rel=1e-12)
 

@@ -1,0 +1,37 @@
+"""In how many parts one CPU computes a training step."""
+
+from typing import Any
+
+import pytest
+
+import vit_spec
+from train.jax.one_cpu import num_parts
+from train.recipes import Recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "accumulate", "parts"),
+    [
+        ("vit_s16", 32, 1, 4),
+        ("vit_s16", 32, 2, 4),
+        ("vit_s16", 32, 8, 8),
+        ("vit_s16", 36, 1, 6),
+        ("vit_s16", 31, 1, 1),  # parts of one image have too few tokens
+        ("vit_s16", 8, 1, 1),
+        ("vit_b16", 8, 1, 2),
+        ("vit_ti16", 32, 1, 2),
+        ("vit_h14", 32, 1, 1),
+        ("dinov2_s14", 4, 1, 4),  # 1,370 tokens
+    ],
+)
+def test_parts_fit_into_caches_and_have_enough_tokens(name: str, batch_size: int, accumulate: int, parts: int) -> None:
+    assert num_parts(vit_spec.get(name, num_classes=10), Recipe(batch_size=batch_size, accumulate=accumulate)) == parts
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"image_size": (32, 32)}, {"regularisation": vit_spec.Regularisation(drop_path=0.1)}],
+    ids=["short", "random"],
+)
+def test_short_steps_and_models_with_random_layers_are_not_divided(changes: dict[str, Any]) -> None:
+    assert num_parts(vit_spec.get("vit_s16", num_classes=10, **changes), Recipe(batch_size=32)) == 1
