@@ -51,7 +51,7 @@ def compile_step(devices: list[Any], model: str, recipe: Any) -> tuple[Any, Any,
     from train.jax.engine import JaxEngine
     from train.jax.memory_estimate import estimate_memory
     from train.mesh import AXES, axis_sizes
-    from vit_jax import layers
+    from vit_jax import compilation
 
     class AbstractEngine(JaxEngine):
         """An engine whose state has shapes and dtypes only."""
@@ -64,7 +64,8 @@ def compile_step(devices: list[Any], model: str, recipe: Any) -> tuple[Any, Any,
         return Mesh(np.asarray(devices).reshape(tuple(sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
     config = vit_spec.get(model, num_classes=1000)
-    with patch.object(sharding, "make_mesh", make_target_mesh), patch.object(layers, "_default_device", lambda: devices[0]):
+    device = patch.object(compilation, "default_device", lambda: devices[0])
+    with patch.object(sharding, "make_mesh", make_target_mesh), device:
         engine = AbstractEngine(
             config, recipe, task="classes", learning_rate=lambda step: 1e-3, initial_weights=None, folder=Path("nowhere")
         )

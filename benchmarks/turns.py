@@ -1,6 +1,6 @@
 """Measure the contestants of a plan: each in a process of its own, taking turns.
 
-The contestants of a group are built one after the other.  Their logits are compared with those of our twin in float64; one
+The contestants of a group are built first.  Their logits are compared with those of our twin in float64; one
 with other logits is reported and not timed.  Then, in each turn, each function is called in one process after the other, in
 an order that changes with the turn.  So other work on the machine slows all alike, and ratios are those within a turn.
 """
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ import parity
 import vit_spec
 from benchmarks.machine import available_memory, product_flops, product_shapes
 from benchmarks.peers import Contestant
-from benchmarks.plan import Block, Plan, group_size, groups
+from benchmarks.plan import Block, Plan, group_size, groups, preparations
 from parity.comparison import reproducible_init
 from vit_spec import InputError, ViTConfig
 
@@ -232,12 +233,16 @@ class Measurement:
         with ExitStack() as stack:
             workers: dict[Contestant, WorkerProcess] = {}
             facts: dict[Contestant, Json] = {}
-            for contestant in group:
-                process = stack.enter_context(worker(self._plan.device, self._folder))
-                if (fact := self._prepare(contestant, process)) is None:
-                    process.close()
-                else:
-                    workers[contestant], facts[contestant] = process, fact
+            for together in preparations(group, self._plan.device):
+                processes = [stack.enter_context(worker(self._plan.device, self._folder)) for _ in together]
+                with ThreadPoolExecutor() as threads:
+                    found = list(threads.map(self._prepare, together, processes))
+                for contestant, process, fact in zip(together, processes, found, strict=True):
+                    if fact is None:
+                        process.close()
+                    else:
+                        workers[contestant], facts[contestant] = process, fact
+            workers = {each: workers[each] for each in group if each in workers}
             if not workers:
                 return
             times = self._take_turns(workers, {each: facts[each].pop("warm_seconds") for each in workers})

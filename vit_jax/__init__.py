@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.api import attention_maps, init, intermediates, load, unstacked
+from vit_jax.compilation import compiler_options
 from vit_jax.execution import Execution
 from vit_jax.model import ViT
 
 if TYPE_CHECKING:
     from vit_jax.nnx_module import nnx
 
-__all__ = ["Execution", "ViT", "attention_maps", "init", "intermediates", "load", "nnx", "unstacked"]
+__all__ = ["Execution", "ViT", "attention_maps", "compiler_options", "init", "intermediates", "load", "nnx", "unstacked"]
 
 if not TYPE_CHECKING:  # a type checker would assume that a module with __getattr__ has every attribute
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from vit_jax.compilation import fast_compile_options
 from vit_jax.execution import Execution
 from vit_jax.layers import ViTModule, at_least_float32
 from vit_jax.model import ViT
@@ -39,11 +40,6 @@ def init(config: ViTConfig, seed: int = 0) -> Params:
     if isinstance(images, jax.core.Tracer):
         return draw()
     return jax.jit(draw, compiler_options=fast_compile_options())()
-
-
-def fast_compile_options() -> dict[str, int] | None:
-    """Return XLA options for programs that run once, such as initialization: on CPU they compile four times faster."""
-    return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
 
 
 def load(

@@ -4,7 +4,7 @@ Kernels have the shape (*inputs, *outputs), with heads as a separate axis, so th
 """
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +13,9 @@ import numpy as np
 from flax import linen as nn
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental.layout import Layout, with_layout_constraint
 
+from vit_jax import compilation
+from vit_jax.compilation import MEAN, gradient_separately, is_on_gpu, recompute_in_backward, separately
 from vit_jax.execution import Execution
 from vit_jax.normal_cdf import normal_cdf
 from vit_spec import InputError, Law, Row, ViTConfig, position_table, rows
@@ -22,42 +23,8 @@ from vit_spec.initialisation import TRUNCATED_STD
 from vit_spec.noise import SITES_PER_PART, Site, drop_path_rates, drop_threshold, num_parts
 from vit_spec.positions import rotary_frequencies
 
-MEAN = "mean of a norm"  # the name of an array for jax.checkpoint
-
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
-
-
-def _recompute_in_backward(function: Callable[..., Array], static_argnums: tuple[int, ...] = ()) -> Callable[..., Array]:
-    """Return `function`, which then stores only its inputs for the backward pass, and computes the rest again.
-
-    By default jax stores up to six arrays of a norm or an activation function, which doubles those of a block.
-    """
-
-    @wraps(function)
-    def run(*args: Any) -> Array:
-        # Where the blocks are not in a loop (`scan_blocks`), the compiler would merge both computations.
-        prevent_cse = _default_device().platform != "tpu"
-        policy = jax.checkpoint_policies.save_only_these_names(MEAN) if _is_on_gpu() else None
-        return jax.checkpoint(function, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums)(*args)
-
-    return run
-
-
-def _separately(x: Array) -> Array:
-    """Return x, computed by a GPU kernel of its own."""
-    return lax.optimization_barrier(x) if _is_on_gpu() else x
-
-
-@jax.custom_jvp
-def _gradient_separately(x: Array) -> Array:
-    """Return x; on GPUs, a kernel of its own computes the gradient of x."""
-    return x
-
-
-@_gradient_separately.defjvp
-def _gradient_separately_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return primals[0], _separately(tangents[0])
 
 
 def _wide(operation: Callable[[Array, Array], Array], x: Array, parameter: Array) -> Array:
@@ -116,7 +83,7 @@ class Linear(ViTModule):
         axes = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
         x = lax.dot_general(x, kernel, (axes, ((), ())), precision=self.execution.precision)
         # The gradient of the bias is a sum over tokens, slow on GPUs in the kernel that computes its summands.
-        return x if self.bias is None else _gradient_separately(_wide(jnp.add, x, self.bias))
+        return x if self.bias is None else gradient_separately(_wide(jnp.add, x, self.bias))
 
 
 class PatchProjection(ViTModule):
@@ -156,7 +123,7 @@ class Norm(ViTModule):
         return _normalize(x, self.scale, self.bias, norms.eps, norms.kind == "layer", axes)
 
 
-@partial(_recompute_in_backward, static_argnums=(3, 4, 5))
+@partial(recompute_in_backward, static_argnums=(3, 4, 5))
 def _normalize(x: Array, scale: Array, bias: Array | None, eps: float, centre: bool, axes: tuple[int, ...]) -> Array:
     wide = x.astype(at_least_float32(x))
     y = _standardize(wide, eps, centre, axes) * scale.astype(wide.dtype)
@@ -191,7 +158,7 @@ def _centre_and_factor(x: Array, eps: float, centre: bool, axes: tuple[int, ...]
 
 def _mean(x: Array, axes: tuple[int, ...]) -> Array:
     # On GPUs by a kernel of its own: one that also computes what depends on the mean is slower, up to five times.
-    return _separately(x.mean(axes, keepdims=True))
+    return separately(x.mean(axes, keepdims=True))
 
 
 class LayerScale(ViTModule):
@@ -201,10 +168,10 @@ class LayerScale(ViTModule):
         self.gamma = self.declare("gamma", (self.config.width,))
 
     def __call__(self, x: Array) -> Array:
-        return _recompute_in_backward(partial(_wide, jnp.multiply))(x, self.gamma)
+        return recompute_in_backward(partial(_wide, jnp.multiply))(x, self.gamma)
 
 
-@partial(_recompute_in_backward, static_argnums=(1,))
+@partial(recompute_in_backward, static_argnums=(1,))
 def activation(x: Array, kind: str) -> Array:
     """Apply the activation function `kind` of `vit_spec.Mlp`; "swiglu" maps (..., 2, ff) to (..., ff).
 
@@ -238,27 +205,6 @@ def supports_cudnn_attention(device: jax.Device) -> bool:
     """Return whether cuDNN's fused attention runs on a device: an NVIDIA GPU from Ampere (compute capability 8.0) on."""
     generation = str(getattr(device, "compute_capability", "")).partition(".")[0]  # AMD GPUs have names such as gfx942
     return generation.isdigit() and int(generation) >= 8
-
-
-def row_major(x: Array) -> Array:
-    """Constrain tokens (B, T, width) to a row-major memory layout, on GPUs with jax 0.11 or later.
-
-    Without the constraint, the compiler chooses the layout that suits the sum over images in the gradient of learned
-    positions, and transposes the tokens at every norm.  Earlier compilers do not.  With the constraint, the compiler of jax
-    0.10 gathers images that a mesh shards.
-    """
-    is_affected = jax.__version_info__ >= (0, 11) and _is_on_gpu()
-    return with_layout_constraint(x, Layout((0, 1, 2))) if is_affected else x
-
-
-def _is_on_gpu() -> bool:
-    return _default_device().platform == "gpu"
-
-
-def _default_device() -> jax.Device:
-    """Return jax's default device, which `jax.default_device` can set."""
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
 
 
 class Noise(NamedTuple):
@@ -328,7 +274,8 @@ def attention(
         raise InputError('attention="cudnn" has no relative positions: run with attention="auto"')
     is_half = q.dtype in (jnp.bfloat16, jnp.float16)
     is_plain = bias is None and not drops
-    is_supported = is_half and d % 8 == 0 and d <= 128 and is_plain and supports_cudnn_attention(_default_device())
+    device = compilation.default_device()
+    is_supported = is_half and d % 8 == 0 and d <= 128 and is_plain and supports_cudnn_attention(device)
     is_self_attention = q.shape[1] == k.shape[1]  # jax refuses the gradient for the single query of attention pooling
     if is_self_attention and (kind == "cudnn" or (kind == "auto" and is_supported)):
         return _cudnn_attention(q, k, v, scale)
@@ -346,7 +293,7 @@ def attention(
     total = weights.sum(-1, keepdims=True)
     module.record("weights", weights / total)
     weights = dropout(weights, rate, noise, Site.ATTENTION)
-    weigh_values = _recompute_in_backward(
+    weigh_values = recompute_in_backward(
         lambda weights, v: dot(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1))))
     )
     x = weigh_values(weights, v) / total  # (B, H, T, D)
@@ -433,7 +380,7 @@ def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution)
     """
     # A loop copies the activations of all blocks into stacked arrays and out of them: on an H100, a quarter of a training
     # step of ViT-S/16.  Recomputed blocks stay in a loop, because outside of it the compiler keeps their activations.
-    unroll = execution.unroll or (config.depth if _is_on_gpu() and execution.remat == "none" else 1)
+    unroll = execution.unroll or (config.depth if is_on_gpu() and execution.remat == "none" else 1)
     if execution.remat != "none":
         dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         policy = dots if execution.remat == "dots" else None

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from vit_jax.compilation import row_major
 from vit_jax.execution import Execution
 from vit_jax.layers import (
     LayerScale,
@@ -29,7 +30,6 @@ from vit_jax.layers import (
     dropout,
     make_noise,
     mix_rotary,
-    row_major,
     sample_kept_tokens,
     scan_blocks,
 )

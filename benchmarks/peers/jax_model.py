@@ -90,8 +90,14 @@ class JaxModel:
         """Place the batch on the device, and make the functions that do not train."""
         self._images, self._pixels, self._targets = map(jnp.asarray, (inputs.images, inputs.pixels, inputs.targets))
         self._image = self._images[:1]
-        self._forward = jax.jit(self._apply)
-        self._gradient = jax.jit(jax.value_and_grad(self._loss))
+        options = self.compiler_options(len(self._images))
+        self._forward = jax.jit(self._apply, compiler_options=options)
+        self._latency = jax.jit(self._apply, compiler_options=self.compiler_options(1))
+        self._gradient = jax.jit(jax.value_and_grad(self._loss), compiler_options=options)
+
+    def compiler_options(self, batch_size: int) -> dict[str, Any] | None:
+        """Return the XLA options that the library has for a program of a batch, except of a training step."""
+        return None
 
     def _loss(self, params: Any, images: Array, targets: Array) -> Array:
         return cross_entropy(self._apply(params, images), targets)
@@ -111,7 +117,7 @@ class JaxModel:
 
     def latency(self) -> Array:
         """Return the logits of one normalized image, (1, num_classes)."""
-        return self._forward(self.params, self._image)
+        return self._latency(self.params, self._image)
 
     def gradient(self) -> Any:
         """Return the loss of the normalized batch, and its gradient."""

@@ -7,6 +7,7 @@ import numpy as np
 from jax import Array
 
 import parity
+import vit_jax
 from benchmarks.peers import CLIP, LEARNING_RATE, WEIGHT_DECAY, Dtype, Inputs
 from benchmarks.peers.jax_model import JaxModel
 from train.data.batches import Batch
@@ -38,6 +39,10 @@ class Twin(JaxModel):
         self._batch = Batch(inputs.pixels, inputs.targets, np.arange(count), np.ones(count, bool))
         placed = self._engine._shard_batch(self._batch)
         self._engine._shard_batch = lambda batch: placed  # the batch stays on the device, for every contestant
+
+    def compiler_options(self, batch_size: int) -> dict[str, Any] | None:
+        """Return the options that the twin documents."""
+        return vit_jax.compiler_options(self._config, batch_size)
 
     @property
     def params(self) -> Any:

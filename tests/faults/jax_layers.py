@@ -86,7 +86,7 @@ FAULTS = [
     ),
     _fault(
         name="layer scale left out",
-        old="return _recompute_in_backward(partial(_wide, jnp.multiply))(x, self.gamma)",
+        old="return recompute_in_backward(partial(_wide, jnp.multiply))(x, self.gamma)",
         new="return x",
         model="dinov2_s14",
         part=r"blocks\.0\.ls1",
@@ -96,7 +96,7 @@ FAULTS = [
         name="biases of linear maps dropped",
         old="precision=self.execution.precision)\n"
         "        # The gradient of the bias is a sum over tokens, slow on GPUs in the kernel that computes its summands.\n"
-        "        return x if self.bias is None else _gradient_separately(_wide(jnp.add, x, self.bias))\n\n\nclass Patch",
+        "        return x if self.bias is None else gradient_separately(_wide(jnp.add, x, self.bias))\n\n\nclass Patch",
         new="precision=self.execution.precision)\n        return x\n\n\nclass Patch",
         part=r"blocks\.0\.attn\.qkv",
     ),

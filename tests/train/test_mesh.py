@@ -231,13 +231,24 @@ def test_a_signal_before_the_first_step_of_a_resumed_run_stops_it_after_that_ste
     assert [engine.should_stop(), engine.should_stop()] == [True, False]
 
 
-@pytest.mark.parametrize("variables", [{}, {"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}])
-def test_an_incomplete_description_of_the_cluster_is_refused(
-    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("address", "count", "index", "message"),
+    [
+        ("localhost:1234", None, "0", "set JAX_NUM_PROCESSES and JAX_PROCESS_ID too, to integers"),
+        ("localhost:1234", "two", "0", "set JAX_NUM_PROCESSES and JAX_PROCESS_ID too, to integers"),
+        ("localhost:1234", "2", "2", "JAX_PROCESS_ID is 2 and JAX_NUM_PROCESSES 2: number the processes from 0 to 1"),
+        ("localhost:99999", "2", "0", "'localhost:99999': give HOST:PORT of process 0, with a port from 1 to 65535"),
+        ("localhost", "2", "0", "'localhost': give HOST:PORT"),
+        ("localhost:", "2", "0", "'localhost:': give HOST:PORT"),
+    ],
+)
+def test_an_invalid_description_of_the_cluster_is_refused(
+    address: str, count: str | None, index: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"JAX_COORDINATOR_ADDRESS": "localhost:1234", **variables}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match="set JAX_NUM_PROCESSES and JAX_PROCESS_ID too, to integers"):
+    for name, value in {"COORDINATOR_ADDRESS": address, "NUM_PROCESSES": count, "PROCESS_ID": index}.items():
+        if value is not None:
+            monkeypatch.setenv(f"JAX_{name}", value)
+    with pytest.raises(InputError, match=message):
         join_cluster()
 
 

@@ -33,7 +33,7 @@ from train.loop.teacher import Teacher
 from train.mesh import describe, images_per_device, replication_note
 from train.recipes import Recipe, Task
 from train.recipes.schedule import ema_step_size
-from vit_jax.api import fast_compile_options
+from vit_jax.compilation import fast_compile_options
 from vit_spec import InputError, ViTConfig
 
 Tree = Any
@@ -279,6 +279,7 @@ class JaxEngine:
                 *(self._replicated for _ in self._teacher_params),
             ),
             out_shardings=(self.shardings, self._replicated),
+            compiler_options=self._compiler_options(self._recipe.batch_size // self._parts),
         )
         return jitted.lower(*self.shapes).compile()
 
@@ -288,7 +289,12 @@ class JaxEngine:
             self._eval_step,
             in_shardings=(self.shardings.params, self._batch_sharding, self._batch_sharding, self._batch_sharding),
             out_shardings=self._replicated,
+            compiler_options=self._compiler_options(self._recipe.batch_size),
         )
+
+    def _compiler_options(self, images: int) -> dict[str, Any] | None:
+        """Return the options for programs that compute this many images at a time, on one device."""
+        return vit_jax.compiler_options(self.config, images) if self.mesh.size == 1 else None
 
     @cached_property
     def _compiled_attention(self) -> Callable[..., Array]:

@@ -1,5 +1,8 @@
 """Inference with the JAX twin."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,22 +18,33 @@ class TwinPredictor:
     """The predictor (`train.inference.model.Predictor`) of the JAX twin, on JAX's default device."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        pixels = checkpoint.config.pixels
         # Freed memory is kept in the main thread only; see `train.loop.process.keep_freed_memory`.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-        model = vit_jax.ViT(checkpoint.config, vit_jax.Execution(precision="highest"))
+        self._config = checkpoint.config
+        self._model = vit_jax.ViT(self._config, vit_jax.Execution(precision="highest"))
         self._params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), parity.to_jax(checkpoint))
 
-        def normalize(images: Array) -> Array:
-            mean, std = (jnp.asarray(values, jnp.float32) for values in (pixels.mean, pixels.std))
-            return (images.astype(jnp.float32) / 255 - mean) / std
+        self._programs: dict[int, Callable[..., Array]] = {}
+        self._attention_maps = jax.jit(
+            lambda params, images: vit_jax.attention_maps(self._model, params, self._normalize(images))
+        )
 
-        self._predict = jax.jit(lambda params, images: model.apply({"params": params}, normalize(images)))
-        self._attention_maps = jax.jit(lambda params, images: vit_jax.attention_maps(model, params, normalize(images)))
+    def _normalize(self, images: Array) -> Array:
+        mean, std = (jnp.asarray(values, jnp.float32) for values in (self._config.pixels.mean, self._config.pixels.std))
+        return (images.astype(jnp.float32) / 255 - mean) / std
+
+    def _program(self, batch_size: int) -> Callable[..., Array]:
+        def run(params: Any, images: Array) -> Array:
+            return self._model.apply({"params": params}, self._normalize(images))  # type: ignore[return-value]
+
+        if batch_size not in self._programs:
+            options = vit_jax.compiler_options(self._config, batch_size)
+            self._programs[batch_size] = jax.jit(run, compiler_options=options)
+        return self._programs[batch_size]
 
     def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return logits or features, (B, outputs)."""
-        return np.asarray(self._predict(self._params, images))
+        return np.asarray(self._program(len(images))(self._params, images))
 
     def attention_maps(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the attention weights of the last block, (B, heads, T, T)."""

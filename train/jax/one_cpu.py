@@ -7,11 +7,10 @@ from vit_spec import Regularisation, ViTConfig
 # FLOPs of a training step from which compilation may take longer for a faster step.
 LONG_STEP = 2e11
 
-# A part of a batch has hidden units of at most this many bytes in float32, but no fewer tokens than this.  Measured on an
-# L3 cache of 32 MB: 32 images of ViT-S/16 in four parts of 10 MB take 0.91 of the time, and half the memory.  Two parts of
-# 788 tokens of ViT-B/16 take as long as one, and four parts of 394 take 1.1 times as long: each slices the weights, and
-# adds its gradient to the sum.
-HIDDEN_BYTES, FEWEST_TOKENS = 10e6, 750
+# The fewest tokens of a part of a batch.  Fewer than 32 images of ViT-S/16, 6,304 tokens, have activations that fit into an
+# L3 cache of 32 MB.  Four parts take 0.9 of the time and half the memory.  But with 788 tokens, two parts of ViT-B/16 take
+# 1.05 times as long as one: each slices the weights, and adds its gradient to the sum.
+PART_TOKENS = 1500
 
 
 def is_long(config: ViTConfig, recipe: Recipe) -> bool:
@@ -37,6 +36,5 @@ def num_parts(config: ViTConfig, recipe: Recipe) -> int:
     if not is_long(config, recipe) or config.regularisation != Regularisation():
         return recipe.accumulate
     images = recipe.batch_size // recipe.accumulate
-    most = max(HIDDEN_BYTES / (4 * config.mlp_dim), FEWEST_TOKENS) / config.num_tokens
-    part = max((n for n in range(1, images + 1) if images % n == 0 and n <= most), default=images)
-    return recipe.batch_size // part if part * config.num_tokens >= FEWEST_TOKENS else recipe.accumulate
+    sizes = (n for n in range(1, images) if images % n == 0 and n * config.num_tokens >= PART_TOKENS)
+    return recipe.batch_size // next(sizes, images)

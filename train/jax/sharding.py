@@ -43,8 +43,8 @@ def join_cluster() -> None:
     JAX_PROCESS_ID.
 
     Raises:
-        InputError: JAX_COORDINATOR_ADDRESS is set and one of the other two is missing or not an integer; or as
-            `train.loop.process.is_started_by_srun` and `train.jax.coordinator.initialize`.
+        InputError: JAX_COORDINATOR_ADDRESS is set, and has no port, or one of the other two is missing or out of range; or
+            as `train.loop.process.is_started_by_srun` and `train.jax.coordinator.initialize`.
     """
     env = os.environ
     if "JAX_COORDINATOR_ADDRESS" in env:
@@ -54,7 +54,19 @@ def join_cluster() -> None:
             raise InputError(
                 "JAX_COORDINATOR_ADDRESS is set: set JAX_NUM_PROCESSES and JAX_PROCESS_ID too, to integers"
             ) from None
-        coordinator.initialize(env["JAX_COORDINATOR_ADDRESS"], count, index)
+        if not 0 <= index < count:
+            last = max(count, 1) - 1
+            raise InputError(
+                f"JAX_PROCESS_ID is {index} and JAX_NUM_PROCESSES {count}: number the processes from 0 to {last}"
+            )
+        address = env["JAX_COORDINATOR_ADDRESS"]
+        host, _, port = address.rpartition(":")
+        # gRPC would subtract 65536 from a larger number.
+        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise InputError(
+                f"JAX_COORDINATOR_ADDRESS is {address!r}: give HOST:PORT of process 0, with a port from 1 to 65535"
+            )
+        coordinator.initialize(address, count, index)
     elif (
         is_started_by_srun()
         or int(env.get("OMPI_COMM_WORLD_SIZE", "1") or 1) > 1

@@ -86,8 +86,7 @@ def test_gradient_accumulation_equals_a_step_on_the_whole_batch(augment: Augment
 def test_a_long_step_on_one_cpu_equals_a_step_on_the_whole_batch(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, losses = train_steps(3, accumulate=accumulate)
     monkeypatch.setattr(one_cpu, "LONG_STEP", 0)
-    monkeypatch.setattr(one_cpu, "FEWEST_TOKENS", 3 * CONFIG.num_tokens)
-    monkeypatch.setattr(one_cpu, "HIDDEN_BYTES", 0)
+    monkeypatch.setattr(one_cpu, "PART_TOKENS", 3 * CONFIG.num_tokens)
     assert make_engine(accumulate=accumulate)._parts == 4
     parts, others = train_steps(3, accumulate=accumulate)
     assert max_relative_error(parts.params, whole.params) < 1e-12

@@ -1,0 +1,114 @@
+"""Directions to XLA: options of a program, what to compute again, which kernels to separate, which layout to choose."""
+
+import platform
+import warnings
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from vit_spec import ViTConfig, flops
+
+MEAN = "mean of a norm"  # the name of an array for jax.checkpoint
+
+ONEDNN = {
+    "xla_cpu_use_onednn": True,
+    "xla_cpu_experimental_onednn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+}
+# Of a batch.  With fewer tokens, oneDNN takes up to 1.07 times as long, because it packs the weights in each call.
+FEWEST_TOKENS, FEWEST_FLOPS = 1500, 5e10
+
+
+def compiler_options(config: ViTConfig, batch_size: int) -> dict[str, Any] | None:
+    """Return options with which a program of the twin is fast on the default device; None for XLA's defaults.
+
+        forward = jax.jit(model.apply, compiler_options=vit_jax.compiler_options(config, batch_size))
+
+    On x86 CPUs, oneDNN then computes the matrix products of large batches, instead of YNN and Eigen; all are part of
+    jaxlib.  The forward pass of 32 images of ViT-S/16 takes 0.87 of the time, and a training step of 8 takes 0.92, with
+    rounding errors of the same size.  XLA calls the options experimental; for a version that does not have them, the result
+    is None.  JAX cannot write such programs to its persistent compilation cache, and warns of it.
+
+    Args:
+        config: the model.
+        batch_size: images of a batch.
+    """
+    is_large = batch_size * config.num_tokens >= FEWEST_TOKENS and batch_size * flops(config) >= FEWEST_FLOPS
+    return dict(ONEDNN) if is_large and default_device().platform == "cpu" and _has_onednn() else None
+
+
+@cache
+def _has_onednn() -> bool:
+    """Return whether XLA computes matrix products by oneDNN if it is told to.  Only builds for x86 have been measured."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    operand = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    with jax.default_device("cpu"), warnings.catch_warnings(action="ignore"):
+        product = jax.jit(jnp.matmul, compiler_options=ONEDNN).lower(operand, operand)
+        try:
+            return "__onednn_fusion" in (product.compile().as_text() or "")
+        except jax.errors.JaxRuntimeError:  # unknown options
+            return False
+
+
+def fast_compile_options() -> dict[str, int] | None:
+    """Return XLA options for programs that run once, such as initialization: on CPU they compile four times faster."""
+    return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
+
+
+def recompute_in_backward(function: Callable[..., Array], static_argnums: tuple[int, ...] = ()) -> Callable[..., Array]:
+    """Return `function`, which then stores only its inputs for the backward pass, and computes the rest again.
+
+    By default jax stores up to six arrays of a norm or an activation function, which doubles those of a block.
+    """
+
+    @wraps(function)
+    def run(*args: Any) -> Array:
+        # Where the blocks are not in a loop (`scan_blocks`), the compiler would merge both computations.
+        prevent_cse = default_device().platform != "tpu"
+        policy = jax.checkpoint_policies.save_only_these_names(MEAN) if is_on_gpu() else None
+        return jax.checkpoint(function, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums)(*args)
+
+    return run
+
+
+def separately(x: Array) -> Array:
+    """Return x, computed by a GPU kernel of its own."""
+    return lax.optimization_barrier(x) if is_on_gpu() else x
+
+
+@jax.custom_jvp
+def gradient_separately(x: Array) -> Array:
+    """Return x; on GPUs, a kernel of its own computes the gradient of x."""
+    return x
+
+
+@gradient_separately.defjvp
+def _gradient_separately_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return primals[0], separately(tangents[0])
+
+
+def row_major(x: Array) -> Array:
+    """Constrain tokens (B, T, width) to a row-major memory layout, on GPUs with jax 0.11 or later.
+
+    Without the constraint, the compiler chooses the layout that suits the sum over images in the gradient of learned
+    positions, and transposes the tokens at every norm.  Earlier compilers do not.  With the constraint, the compiler of jax
+    0.10 gathers images that a mesh shards.
+    """
+    is_affected = jax.__version_info__ >= (0, 11) and is_on_gpu()
+    return with_layout_constraint(x, Layout((0, 1, 2))) if is_affected else x
+
+
+def is_on_gpu() -> bool:
+    """Return whether programs are compiled for a GPU."""
+    return default_device().platform == "gpu"
+
+
+def default_device() -> jax.Device:
+    """Return jax's default device, which `jax.default_device` can set."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
