@@ -38,11 +38,11 @@ def compiler_options(config: ViTConfig, batch_size: int) -> dict[str, Any] | Non
         batch_size: images of a batch.
     """
     is_large = batch_size * config.num_tokens >= FEWEST_TOKENS and batch_size * flops(config) >= FEWEST_FLOPS
-    return dict(ONEDNN) if is_large and default_device().platform == "cpu" and _has_onednn() else None
+    return dict(ONEDNN) if is_large and default_device().platform == "cpu" and has_onednn() else None
 
 
 @cache
-def _has_onednn() -> bool:
+def has_onednn() -> bool:
     """Return whether XLA computes matrix products by oneDNN if it is told to.  Only builds for x86 have been measured."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False

@@ -26,7 +26,7 @@ def cpu() -> Iterator[None]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "FEWEST_FLOPS", 0)  # two blocks have few
-    if not compilation._has_onednn():
+    if not compilation.has_onednn():
         pytest.skip("this XLA has no oneDNN")
 
 
@@ -73,8 +73,8 @@ def test_other_devices_have_the_default_options(monkeypatch: pytest.MonkeyPatch)
 
 def test_versions_that_do_not_know_the_options_have_the_default_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "ONEDNN", {"xla_cpu_no_such_option": True})
-    compilation._has_onednn.cache_clear()
+    compilation.has_onednn.cache_clear()
     try:
         assert vit_jax.compiler_options(vit_spec.get("vit_b16"), 256) is None
     finally:
-        compilation._has_onednn.cache_clear()
+        compilation.has_onednn.cache_clear()
