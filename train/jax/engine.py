@@ -29,6 +29,7 @@ from train.loop.checkpoint_folder import checkpoint_rank
 from train.loop.engine import EvalOutput
 from train.loop.metrics import BATCH_METRIC
 from train.loop.peak_flops import peak_flops
+from train.loop.process import release_freed_memory
 from train.loop.teacher import Teacher
 from train.mesh import describe, images_per_device, replication_note
 from train.recipes import Recipe, Task
@@ -281,7 +282,9 @@ class JaxEngine:
             out_shardings=(self.shardings, self._replicated),
             compiler_options=self._compiler_options(self._recipe.batch_size // self._parts),
         )
-        return jitted.lower(*self.shapes).compile()
+        compiled = jitted.lower(*self.shapes).compile()
+        release_freed_memory()
+        return compiled
 
     @cached_property
     def _compiled_eval(self) -> Callable[..., tuple[Array, ...]]:

@@ -30,6 +30,16 @@ def keep_freed_memory() -> None:
         libc.free(block)
 
 
+def release_freed_memory() -> None:
+    """Return freed memory to the system once, although `keep_freed_memory` keeps it.
+
+    What initialization and compilation have used lies in pieces, into which the memory of a step does not fit.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(ctypes.c_size_t(0))
+
+
 @contextmanager
 def one_line_errors(
     is_of_memory: Callable[[Exception], bool], is_of_lost_process: Callable[[Exception], bool]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +85,32 @@ def test_a_step_reuses_its_memory_although_small_arrays_outlive_it() -> None:
     run = subprocess.run([sys.executable, "-c", STEPS], cwd=ROOT, capture_output=True, text=True, check=True)
     first, *_, last = map(int, run.stdout.split())
     assert 200 < first and last - first < 20
+
+
+RELEASE = """
+import numpy as np
+
+from train.loop import process
+
+
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) >> 10 for line in file if line.startswith("VmRSS"))
+
+
+process.SMALL_ARRAYS = 50 << 20
+process.keep_freed_memory()
+pieces = [np.ones(20 << 20, np.uint8) for _ in range(10)]
+kept = pieces[9]
+del pieces
+print(resident())
+process.release_freed_memory()
+print(resident())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the resident memory from /proc")
+def test_freed_memory_is_returned_on_request_although_it_is_kept() -> None:
+    run = subprocess.run([sys.executable, "-c", RELEASE], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, after = map(int, run.stdout.split())
+    assert before > 200 and after < before - 150
