@@ -128,7 +128,7 @@ def number_of_collectives(kind: str, axes: str, size: float, config: ViTConfig, 
     """Return in how many collectives the GPU compiler sends the arrays of `size` bytes, which are in bfloat16.
 
     It combines the matrices of a block up to `COMBINED` bytes, forward and backward, and their gradients.
-    It combines the gradients of vectors by dtype: those of biases in bfloat16, those of norms in float32.
+    It also combines the gradients of the vectors of a block, which are in float32.
     """
     step, passes = Step.of(config, recipe, sizes, 4), recipe.accumulate * config.depth
     if axes == "tensor":
@@ -143,7 +143,7 @@ def number_of_collectives(kind: str, axes: str, size: float, config: ViTConfig, 
     is_sharded = any(step.shards(p, "fsdp") > 1 for p in matrices)
     if kind == "reduce-scatter" or (is_sharded and axes == "data"):
         return passes * scattered + 1
-    return passes * (2 if is_sharded else scattered + 1) + 2
+    return passes * (1 if is_sharded else scattered + 1) + 2
 
 
 def _number_of_groups(sizes: list[int]) -> int:

@@ -161,7 +161,7 @@ def test_fsdp_gathers_blocks_twice_and_reduce_scatters_their_gradients() -> None
     assert estimate(ONE | {"fsdp": 2}, dtype="bfloat16").transfers == {
         ("all-gather", "fsdp"): 2 * (2 * 2 * BLOCK + OUTSIDE),
         ("reduce-scatter", "fsdp"): 2 * (2 * BLOCK + OUTSIDE),
-        ("all-reduce", "fsdp"): 2 * (2 * BIASES + VECTORS) + 2 * (2 * 4 * 24 + 2 * 24),  # norms are float32
+        ("all-reduce", "fsdp"): 4 * (2 * BIASES + VECTORS) - 2 * (24 + 7 * 24),  # class token and positions: bfloat16
     }
 
 

@@ -142,9 +142,10 @@ def _parameter_transfers(s: Step, parameter: Parameter, compiler: Compiler) -> C
     sometimes that of the head; this is about a thousandth of the bytes, and not in the estimate.
     """
     transfers: Counter[tuple[str, str]] = Counter()
-    kind = parameter.row.name.split(".")[-2:-1]
+    kind, leaf = parameter.row.name.split(".")[-2:-1], parameter.row.name.split(".")[-1]
     is_norm = bool(kind) and "norm" in kind[0]
-    size = parameter.row.size // s.shards(parameter, "tensor") * (s.wide_bytes if is_norm else s.compute_bytes)
+    is_wide = is_norm or leaf in ("bias", "gamma")  # their gradients are sums in float32
+    size = parameter.row.size // s.shards(parameter, "tensor") * (s.wide_bytes if is_wide else s.compute_bytes)
     shards, repeats = s.shards(parameter, "fsdp"), s.recipe.accumulate
     if shards > 1:
         transfers["all-gather", "fsdp"] += 2 * repeats * size if parameter.is_stacked else size
