@@ -19,7 +19,7 @@ ONEDNN = {
     "xla_cpu_use_onednn": True,
     "xla_cpu_experimental_onednn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
 }
-# Of a batch.  With fewer tokens, oneDNN takes up to 1.07 times as long, because it packs the weights in each call.
+# Of a batch.  With one image, oneDNN takes 1.05 times as long for the matrices of ViT-S and ViT-B (benchmarks/linear.py).
 FEWEST_TOKENS, FEWEST_FLOPS = 1500, 5e10
 
 
@@ -29,9 +29,9 @@ def compiler_options(config: ViTConfig, batch_size: int) -> dict[str, Any] | Non
         forward = jax.jit(model.apply, compiler_options=vit_jax.compiler_options(config, batch_size))
 
     On x86 CPUs, oneDNN then computes the matrix products of large batches, instead of YNN and Eigen; all are part of
-    jaxlib.  The forward pass of 32 images of ViT-S/16 takes 0.87 of the time, and a training step of 8 takes 0.92, with
-    rounding errors of the same size.  XLA calls the options experimental; for a version that does not have them, the result
-    is None.  JAX cannot write such programs to its persistent compilation cache, and warns of it.
+    jaxlib.  The forward pass of 32 images of ViT-S/16 takes 0.9 of the time, with rounding errors of the same size.  XLA
+    calls the options experimental; for a version that does not have them, the result is None.  JAX cannot write such
+    programs to its persistent compilation cache, and warns of it.
 
     Args:
         config: the model.
