@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.machine import keep_freed_memory
 from train.cli import parse_request
 from train.data.batches import Batch, DataLoader, default_workers, targets_for_task
 from train.loop.session import choose_model
@@ -39,15 +40,11 @@ TRAINERS = ("train.jax", "train.torch")
 
 def engine_class(trainer: str) -> Any:
     """Return the engine of a trainer, whose settings of the process are made."""
+    keep_freed_memory(trainer.removeprefix("train."))
     if trainer == "train.jax":
         from train.jax.engine import JaxEngine
-        from train.jax.runtime import keep_freed_memory
 
-        keep_freed_memory()
         return JaxEngine
-    from train.loop.process import keep_freed_memory
-
-    keep_freed_memory()
     from train.torch.engine import TorchEngine
 
     return TorchEngine

@@ -16,7 +16,7 @@ import numpy as np
 
 import vit_spec
 from benchmarks.conversion import format_spread
-from benchmarks.machine import Shape
+from benchmarks.machine import Shape, keep_freed_memory
 
 MODELS = ("vit_ti16", "vit_s16", "vit_b16")
 TOKENS = 197
@@ -68,15 +68,6 @@ def jax_calls(shape: Shape) -> tuple[Call, Call]:
         x, y = x[0], y[0]
     default, onednn = (jax.jit(jnp.matmul, compiler_options=options) for options in (None, ONEDNN))
     return lambda: default(x, y).block_until_ready(), lambda: onednn(x, y).block_until_ready()
-
-
-def keep_freed_memory(framework: str) -> None:
-    """Keep freed memory, as the trainer of the framework does."""
-    if framework == "jax":
-        from train.jax.runtime import keep_freed_memory as keep
-    else:
-        from train.loop.process import keep_freed_memory as keep
-    keep()
 
 
 def seconds(call: Call, calls: int) -> float:

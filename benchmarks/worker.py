@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 import parity
+from benchmarks.machine import keep_freed_memory
 from benchmarks.peers import LIBRARIES, Contestant, make_inputs
-from train.loop.process import keep_freed_memory
 from vit_spec import ViTConfig
 
 Request = dict[str, Any]
@@ -49,7 +49,7 @@ class Worker:
         sys.path[:0] = request["paths"]
         framework = importlib.import_module(f"benchmarks.peers.{library.framework}_model")
         if request["keep_freed_memory"]:
-            self._keep_freed_memory(library.framework)
+            keep_freed_memory(library.framework)
         module = importlib.import_module(f"benchmarks.peers.{library.name}")
         if request["device"] == "gpu" and framework.device_name() == "cpu":
             return {"skipped": f"{library.framework} finds no GPU"}
@@ -67,15 +67,6 @@ class Worker:
         self._build_seconds = time.perf_counter() - start
         packages = framework.versions() + ([] if library.is_clone else [library.package])
         return {"device": framework.device_name(), "versions": {name: version(name) for name in packages}}
-
-    @staticmethod
-    def _keep_freed_memory(framework: str) -> None:
-        if framework == "jax":
-            from train.jax.runtime import keep_freed_memory as keep
-
-            keep()
-        else:
-            keep_freed_memory()
 
     def first(self, request: Request) -> Answer:
         """Call a function for the first time; return the seconds, and those since the start of building the model."""
@@ -112,13 +103,13 @@ class Worker:
 
     def products(self, request: Request) -> Answer:
         """Return the rate of matrix products of given shapes, in FLOP/s."""
-        self._keep_freed_memory(request["framework"])
+        keep_freed_memory(request["framework"])
         machine = importlib.import_module(f"benchmarks.machine.{request['framework']}_rates")
         return {"flops": machine.product_rate(request["shapes"], request["dtype"])}
 
     def bandwidth(self, request: Request) -> Answer:
         """Return the bytes/s of copies of a large array, reading and writing counted, and the device's name and memory."""
-        self._keep_freed_memory(request["framework"])
+        keep_freed_memory(request["framework"])
         machine = importlib.import_module(f"benchmarks.machine.{request['framework']}_rates")
         return {
             "bytes_per_second": machine.bandwidth(),

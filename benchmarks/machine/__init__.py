@@ -33,6 +33,15 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def keep_freed_memory(framework: str) -> None:
+    """Keep freed memory in this process, as the trainer of a framework, "torch" or "jax", does before it is used."""
+    if framework == "jax":
+        from train.jax.runtime import keep_freed_memory as keep
+    else:
+        from train.loop.process import keep_freed_memory as keep
+    keep()
+
+
 def available_memory() -> int:
     """Return the bytes of memory that new processes can use."""
     try:
