@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import cleandoc
@@ -29,6 +30,7 @@ EXTRAS = dict.fromkeys(("jax", "jaxlib", "flax", "optax", "chex", "orbax"), "jax
     "huggingface_hub": "hub",
     "pyarrow": "parquet",
 }
+FAILED = 1  # the exit status of Python for an exception that nothing catches
 BAD_INPUT = 2
 INTERRUPTED = 130  # the exit status that shells give a program ended by Ctrl-C
 DIGITS = DataInfo(images=1438, channels=1, size=(8, 8))  # the default data set
@@ -94,6 +96,19 @@ def run_command(run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted; what was saved before is kept", file=sys.stderr)
         return INTERRUPTED
+
+
+def run_trainer(module: str, fit: Callable[[Request], int]) -> int:
+    """Run the command line of this process and return its exit status: as `main`, and FAILED for an unexpected error.
+
+    The error is printed with its traceback here, and not when the interpreter exits: in a run of several processes, the
+    framework's cleanup would come first, and wait for the other processes.
+    """
+    try:
+        return main(module, fit, sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        return FAILED
 
 
 def leave(status: int, *, without_cleanup: bool) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from train.cli import BAD_INPUT, INTERRUPTED, leave, main
+from train.cli import BAD_INPUT, FAILED, INTERRUPTED, leave, run_trainer
 from train.loop import interruption
 from train.loop.request import Request
 
@@ -24,10 +24,10 @@ def fit(request: Request) -> int:
 def command() -> None:
     """Run the command line of this process, and exit."""
     interruption.exit_on_ctrl_c()
-    status = main("train.jax", fit, sys.argv[1:])
+    status = run_trainer("train.jax", fit)
     # JAX's shutdown would wait for the other processes, and they for this one.  They exit when they notice that it is gone.
     is_distributed = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
-    leave(status, without_cleanup=is_distributed and status in (BAD_INPUT, INTERRUPTED))
+    leave(status, without_cleanup=is_distributed and status in (FAILED, BAD_INPUT, INTERRUPTED))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import sys
 
-from train.cli import leave, main
+from train.cli import leave, run_trainer
 from train.loop import interruption, process
 from train.loop.request import Request
 
@@ -23,7 +23,7 @@ def fit(request: Request) -> int:
 def command() -> None:
     """Run the command line of this process, and exit."""
     interruption.exit_on_ctrl_c()
-    status = main("train.torch", fit, sys.argv[1:])
+    status = run_trainer("train.torch", fit)
     # PyTorch's shutdown may wait for processes that have ended.
     leave(status, without_cleanup="torch" in sys.modules and sys.modules["torch"].distributed.is_initialized())
 

@@ -1,0 +1,35 @@
+"""How the process of a trainer's command ends."""
+
+import os
+import sys
+from importlib import import_module
+
+import pytest
+
+from tests import ROOT
+
+
+@pytest.mark.parametrize("trainer", ["jax", "torch"])
+def test_an_unexpected_error_in_one_of_several_processes_is_printed_and_ends_it_without_cleanup(
+    trainer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The framework's cleanup would wait for the other processes, JAX's for two minutes."""
+    framework = pytest.importorskip(trainer)
+    module = import_module(f"train.{trainer}.__main__")
+
+    def fail(*arguments: object) -> int:
+        raise RuntimeError("the model is broken")
+
+    def exit_at_once(status: int) -> None:
+        raise SystemExit(f"at once with {status}")
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(module, "fit", fail)
+    monkeypatch.setattr(module.interruption, "exit_on_ctrl_c", lambda: None)
+    monkeypatch.setattr(framework.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(os, "_exit", exit_at_once)
+    monkeypatch.setattr(sys, "argv", ["train", "--config", "tiny"])
+    with pytest.raises(SystemExit, match="at once with 1"):
+        module.command()
+    errors = capsys.readouterr().err
+    assert "Traceback" in errors and "RuntimeError: the model is broken" in errors
