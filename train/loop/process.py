@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 from vit_spec import InputError
 
-SMALL_ARRAYS = 1 << 30  # bytes of a block of memory, of which only the pages that are used count
+# Bytes of a block of memory, of which only the pages that are used count.  The memory of a long step does not fit into it:
+# small arrays right behind that memory would prevent the next step from using it again.
+SMALL_ARRAYS = 256 << 20
 SRUN_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
 
 
@@ -22,22 +24,32 @@ def keep_freed_memory() -> None:
         mmap_max, trim_threshold = -4, -1  # malloc.h
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, -1)  # never
-        # Small arrays that outlive a step are taken from the smallest free block that has room for them.  Without this one,
-        # that is the block of the step's memory, for which the rest would then be too small.
-        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-        libc.free.argtypes = [ctypes.c_void_p]
-        block, _ = libc.malloc(SMALL_ARRAYS), libc.malloc(1 << 20)  # behind it, so that it stays a block of its own
-        libc.free(block)
+        _reserve_for_small_arrays(libc)
 
 
 def release_freed_memory() -> None:
-    """Return freed memory to the system once, although `keep_freed_memory` keeps it.
+    """Return freed memory to the system once, although `keep_freed_memory` keeps it; call it before the first step.
 
     What initialization and compilation have used lies in pieces, into which the memory of a step does not fit.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))
+        _reserve_for_small_arrays(libc)  # again: the training state may fill the first block
+
+
+def _reserve_for_small_arrays(libc: ctypes.CDLL) -> None:
+    """Let the allocator have a free block from which it takes the small arrays that outlive a step.
+
+    It takes them from the smallest free block that has room.  Without this one, that is the block of the step's memory, for
+    which the rest would then be too small.
+    """
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.realloc.restype, libc.realloc.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    block, behind = libc.malloc(SMALL_ARRAYS), libc.malloc(SMALL_ARRAYS)  # a smaller one could be taken from elsewhere
+    libc.realloc(behind, 1 << 20)  # it stays, so that the block is not joined with the memory behind it
+    libc.free(block)
 
 
 @contextmanager
