@@ -56,12 +56,15 @@ class ViTModule(nn.Module):
         """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32, on x's device."""
         return self._constants(make, grid, at_least_float32(x), x.device)
 
-    @torch.compiler.assume_constant_result  # do not trace numpy
     def _constants(
         self, make: Callable[..., Tables], grid: tuple[int, int], dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
         tables = (torch.tensor(table, dtype=dtype) for table in make(self.config, grid))
         return tuple(table.to(device, non_blocking=True) for table in tables)
+
+    # torch.compile must not trace numpy.  `torch.compiler.assume_constant_result` sets the same attribute, but imports the
+    # compiler, which doubles the time to import PyTorch.
+    _constants._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Linear(nn.Linear):
