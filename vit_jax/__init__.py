@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.api import attention_maps, init, intermediates, load, unstacked
+from vit_jax.api import attention_maps, compile_forward, init, intermediates, load, unstacked
 from vit_jax.compilation import compiler_options
 from vit_jax.execution import Execution
 from vit_jax.model import ViT
@@ -10,7 +10,18 @@ from vit_jax.model import ViT
 if TYPE_CHECKING:
     from vit_jax.nnx_module import nnx
 
-__all__ = ["Execution", "ViT", "attention_maps", "compiler_options", "init", "intermediates", "load", "nnx", "unstacked"]
+__all__ = [
+    "Execution",
+    "ViT",
+    "attention_maps",
+    "compile_forward",
+    "compiler_options",
+    "init",
+    "intermediates",
+    "load",
+    "nnx",
+    "unstacked",
+]
 
 if not TYPE_CHECKING:  # a type checker would assume that a module with __getattr__ has every attribute
 

@@ -36,6 +36,7 @@ class Twin(JaxModel):
         )
         self._apply = lambda params, images: self._engine._model.apply({"params": params}, images)
         self._place(inputs)
+        self._single: Any = None
         self._batch = Batch(inputs.pixels, inputs.targets, np.arange(count), np.ones(count, bool))
         placed = self._engine._shard_batch(self._batch)
         self._engine._shard_batch = lambda batch: placed  # the batch stays on the device, for every contestant
@@ -48,6 +49,12 @@ class Twin(JaxModel):
     def params(self) -> Any:
         """The parameters of the engine."""
         return self._engine._state.params
+
+    def latency(self) -> Array:
+        """Return the logits of one normalized image, by the function that the twin has for inference."""
+        if self._single is None:
+            self._single = vit_jax.compile_forward(self._engine._model, self.params, batch_size=1)
+        return self._single(self._image)
 
     def step(self) -> Array:
         """Do a step of `train.jax`, and return the loss."""
