@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import cleandoc
@@ -107,7 +106,7 @@ def run_trainer(module: str, fit: Callable[[Request], int]) -> int:
     try:
         return main(module, fit, sys.argv[1:])
     except Exception:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         return FAILED
 
 

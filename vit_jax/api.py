@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -99,26 +98,46 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
         logits = forward(images)
 
     The function holds a copy of the parameters, with arrays of its own for each block.  Under `jax.jit(model.apply)`, each
-    block copies its parameters out of the stacked arrays at each call.  For one image of ViT-B/16 on two CPU cores the
-    function takes 0.91 of the time.  It has the options of `compiler_options`, and compiles for each shape of images.
+    block copies its parameters out of the stacked arrays at each call.  On CPUs the function takes 0.9 of the time for one
+    image of ViT-B/16, and longer to compile (`python -m benchmarks.compile_forward`).  With `Execution(dtype=...)`, the
+    blocks round their parameters at each call, and these stay stacked.
 
     Args:
         model: the model.
         params: its parameters.
-        batch_size: images of a batch.
+        batch_size: images of a batch; it selects the `compiler_options`.  The function takes any number of images.
+
+    Raises:
+        flax.errors.ScopeParamShapeError, ValueError: the parameters are not those of the model.
     """
-    config = model.config
-    unrolled = ViT(config, replace(model.execution, unroll=config.depth))
-    others = {name: jax.tree.map(jnp.array, part) for name, part in params.items() if name != "blocks"}
-    blocks = [jax.tree.map(lambda x, i=i: jnp.array(x[i]), params["blocks"]) for i in range(config.depth)]
+    program, own = _forward_program(model, params, batch_size)
 
-    @partial(jax.jit, compiler_options=compiler_options(config, batch_size))
-    def forward(others: Params, blocks: Sequence[Params], images: Array) -> Array:
+    def forward(images: Array) -> Array:
+        return program(own, images)
+
+    return forward
+
+
+def _forward_program(model: ViT, params: Params, batch_size: int) -> tuple[Any, Params]:
+    """Return the jitted function of `compile_forward`, and its first argument."""
+    config, execution = model.config, model.execution
+    image = jax.ShapeDtypeStruct((1, *config.image_size, config.in_channels), jnp.float32)
+    jax.eval_shape(model.apply, {"params": params}, image)  # checks the parameters
+    own = jax.tree.map(jnp.array, {name: part for name, part in params.items() if name != "blocks"})
+    # Of rounded parameters, a loop over the blocks has those of one block at a time.
+    is_split = execution.dtype is None
+    if is_split:
+        model = ViT(config, replace(execution, unroll=config.depth))
+        own["blocks"] = [jax.tree.map(lambda x, i=i: jnp.array(x[i]), params["blocks"]) for i in range(config.depth)]
+    else:
+        own["blocks"] = jax.tree.map(jnp.array, params["blocks"])
+
+    def forward(own: Params, images: Array) -> Array:
         # The compiler replaces an entry of a stack by the array that was stacked.
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
-        return unrolled.apply({"params": {**others, "blocks": stacked}}, images)  # type: ignore[return-value]
+        stacked = jax.tree.map(lambda *entries: jnp.stack(entries), *own["blocks"]) if is_split else own["blocks"]
+        return model.apply({"params": {**own, "blocks": stacked}}, images)  # type: ignore[return-value]
 
-    return partial(forward, others, blocks)
+    return jax.jit(forward, compiler_options=compiler_options(config, batch_size)), own
 
 
 def intermediates(

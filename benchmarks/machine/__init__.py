@@ -34,7 +34,7 @@ def _processor() -> str:
 
 
 def keep_freed_memory(framework: str) -> None:
-    """Keep freed memory in this process, as the trainer of a framework, "torch" or "jax", does before it is used."""
+    """Keep freed memory in this process, as the trainer does; call it before the framework, "torch" or "jax", is used."""
     if framework == "jax":
         from train.jax.runtime import keep_freed_memory as keep
     else:

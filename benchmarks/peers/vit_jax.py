@@ -51,7 +51,7 @@ class Twin(JaxModel):
         return self._engine._state.params
 
     def latency(self) -> Array:
-        """Return the logits of one normalized image, by the function that the twin has for inference."""
+        """Return the logits of one normalized image, by the function for inference, with the weights of the first call."""
         if self._single is None:
             self._single = vit_jax.compile_forward(self._engine._model, self.params, batch_size=1)
         return self._single(self._image)

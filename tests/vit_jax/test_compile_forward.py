@@ -10,7 +10,7 @@ jax = pytest.importorskip("jax")
 
 import vit_jax
 import vit_spec
-from tests.twins import perturbed_params
+from vit_jax.api import _forward_program
 
 CONFIG = vit_spec.get("vit_s16", depth=3, num_classes=10)  # the real width
 SMALL = CONFIG.replace(
@@ -30,8 +30,13 @@ def cpu() -> Iterator[None]:
         yield
 
 
+def noisy_params(config: vit_spec.ViTConfig) -> Any:
+    random = np.random.default_rng(1)
+    return jax.tree.map(lambda x: np.asarray(x + 0.1 * random.normal(size=x.shape), x.dtype), vit_jax.init(config))
+
+
 def test_outputs_are_those_of_the_model_in_float64() -> None:
-    params, images = perturbed_params(SMALL), np.random.default_rng(0).normal(size=(2, 8, 12, 3))
+    params, images = noisy_params(SMALL), np.random.default_rng(0).normal(size=(2, 8, 12, 3))
     model = vit_jax.ViT(SMALL)
     with jax.enable_x64(True):
         doubles = jax.tree.map(lambda x: np.asarray(x, float), params)
@@ -50,20 +55,26 @@ def test_the_function_does_not_need_the_given_parameters_any_more() -> None:
     np.testing.assert_allclose(forward(image), expected, rtol=0, atol=1e-6)
 
 
-def test_execution_options_of_the_model_are_kept() -> None:
-    model = vit_jax.ViT(SMALL, vit_jax.Execution(dtype="bfloat16", remat="full", unroll=3))
-    logits = vit_jax.compile_forward(model, perturbed_params(SMALL), batch_size=1)(np.zeros((1, 8, 12, 3), np.float32))
-    assert logits.dtype == "bfloat16"
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_the_dtype_of_activations_is_that_of_the_model(dtype: str | None) -> None:
+    params, image = noisy_params(SMALL), np.ones((1, 8, 12, 3), np.float32)
+    model = vit_jax.ViT(SMALL, vit_jax.Execution(dtype=dtype))
+    logits = vit_jax.compile_forward(model, params, batch_size=1)(image)
+    expected = jax.jit(model.apply)({"params": params}, image)
+    assert logits.dtype == expected.dtype == (dtype or "float32")
+    np.testing.assert_allclose(np.float32(logits), np.float32(expected), rtol=0, atol=0.02 if dtype else 1e-5)
 
 
-def test_no_weights_are_copied() -> None:
+@pytest.mark.parametrize("depth", [2, 5])
+def test_parameters_of_another_depth_are_refused(depth: int) -> None:
+    with pytest.raises(ValueError, match="leading axis"):
+        vit_jax.compile_forward(vit_jax.ViT(CONFIG.replace(depth=depth)), vit_jax.init(CONFIG), batch_size=1)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_the_weights_of_all_blocks_are_not_copied(dtype: str | None) -> None:
     params, images = vit_jax.init(CONFIG), np.zeros((1, 224, 224, 3), np.float32)
-    forward: Any = vit_jax.compile_forward(vit_jax.ViT(CONFIG), params, batch_size=1)
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params["blocks"]))
-
-    def temporary(program: Any, *arguments: Any) -> int:
-        return int(program.lower(*arguments).compile().memory_analysis().temp_size_in_bytes)
-
-    plain = jax.jit(vit_jax.ViT(CONFIG, vit_jax.Execution(unroll=CONFIG.depth)).apply)
-    assert temporary(plain, {"params": params}, images) > size
-    assert temporary(forward.func, *forward.args, images) < size / 4
+    model = vit_jax.ViT(CONFIG, vit_jax.Execution(dtype=dtype))
+    program, own = _forward_program(model, params, batch_size=1)
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params["blocks"]))
+    assert program.lower(own, images).compile().memory_analysis().temp_size_in_bytes < weights / (2 if dtype else 4)

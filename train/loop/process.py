@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from vit_spec import InputError
 
-# Bytes of a block of memory, of which only the pages that are used count.  The memory of a long step does not fit into it:
-# small arrays right behind that memory would prevent the next step from using it again.
+# Bytes of the free block for small arrays; only pages that are used count as resident.  It is smaller than the memory of a
+# long step, which would otherwise be placed in it, with small arrays right behind.
 SMALL_ARRAYS = 256 << 20
 SRUN_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
 
@@ -30,16 +30,17 @@ def keep_freed_memory() -> None:
 def release_freed_memory() -> None:
     """Return freed memory to the system once, although `keep_freed_memory` keeps it; call it before the first step.
 
-    What initialization and compilation have used lies in pieces, into which the memory of a step does not fit.
+    What initialization and compilation have used lies in pieces, into which the memory of a step does not fit.  A block for
+    small arrays is reserved once more, because the training state may fill the first one.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))
-        _reserve_for_small_arrays(libc)  # again: the training state may fill the first block
+        _reserve_for_small_arrays(libc)
 
 
 def _reserve_for_small_arrays(libc: ctypes.CDLL) -> None:
-    """Let the allocator have a free block from which it takes the small arrays that outlive a step.
+    """Leave a free block from which the allocator takes the small arrays that outlive a step.
 
     It takes them from the smallest free block that has room.  Without this one, that is the block of the step's memory, for
     which the rest would then be too small.
@@ -47,7 +48,7 @@ def _reserve_for_small_arrays(libc: ctypes.CDLL) -> None:
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.realloc.restype, libc.realloc.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
-    block, behind = libc.malloc(SMALL_ARRAYS), libc.malloc(SMALL_ARRAYS)  # a smaller one could be taken from elsewhere
+    block, behind = libc.malloc(SMALL_ARRAYS), libc.malloc(SMALL_ARRAYS)  # as large, so that it is not taken from a gap
     libc.realloc(behind, 1 << 20)  # it stays, so that the block is not joined with the memory behind it
     libc.free(block)
 

@@ -72,7 +72,7 @@ from train.loop import process
 process.SMALL_ARRAYS = 50 << 20
 process.keep_freed_memory()
 state = [np.ones(1 << 20, np.uint8) for _ in range({state})]
-process.release_freed_memory()
+{release}
 kept = []
 for step in range(4):
     memory = np.ones(200 << 20, np.uint8)
@@ -83,9 +83,12 @@ for step in range(4):
 """
 
 
-@pytest.mark.parametrize("state", [1, 100])  # MiB: the larger one fills the block for small arrays
-def test_a_step_reuses_its_memory_although_small_arrays_outlive_it(state: int) -> None:
-    code = STEPS.format(state=state)
+@pytest.mark.parametrize(
+    ("state", "release"),
+    [(1, ""), (100, "process.release_freed_memory()")],  # MiB: the larger one fills the block for small arrays
+)
+def test_a_step_reuses_its_memory_although_small_arrays_outlive_it(state: int, release: str) -> None:
+    code = STEPS.format(state=state, release=release)
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     first, *_, last = map(int, run.stdout.split())
     assert 200 < first and last - first < 20
