@@ -99,8 +99,8 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
 
     The function holds a copy of the parameters, with arrays of its own for each block.  Under `jax.jit(model.apply)`, each
     block copies its parameters out of the stacked arrays at each call.  On CPUs the function takes 0.9 of the time for one
-    image of ViT-B/16, and longer to compile (`python -m benchmarks.compile_forward`).  With `Execution(dtype=...)`, the
-    blocks round their parameters at each call, and these stay stacked.
+    image of ViT-B/16, and as long for eight (`python -m benchmarks.compile_forward`).  It takes longer to compile.  With
+    `Execution(dtype=...)`, the blocks round their parameters at each call, and these stay stacked.
 
     Args:
         model: the model.
