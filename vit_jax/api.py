@@ -108,7 +108,7 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
         batch_size: images of a batch; it selects the `compiler_options`.  The function takes any number of images.
 
     Raises:
-        flax.errors.ScopeParamShapeError, ValueError: the parameters are not those of the model.
+        flax.errors.FlaxError, ValueError: the parameters are not those of the model.
     """
     program, own = _forward_program(model, params, batch_size)
 
