@@ -97,10 +97,10 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
         forward = vit_jax.compile_forward(model, params, batch_size=1)
         logits = forward(images)
 
-    The function holds a copy of the parameters, with arrays of its own for each block.  Under `jax.jit(model.apply)`, each
-    block copies its parameters out of the stacked arrays at each call.  On CPUs the function takes 0.9 of the time for one
-    image of ViT-B/16, and as long for eight (`python -m benchmarks.compile_forward`).  It takes longer to compile.  With
-    `Execution(dtype=...)`, the blocks round their parameters at each call, and these stay stacked.
+    The function holds a copy of the parameters, with arrays of its own for each block, and matrices in the dtype of
+    `Execution(dtype=...)`.  Under `jax.jit(model.apply)`, each block copies its parameters out of the stacked arrays, and
+    rounds them, at each call.  On CPUs the function takes 0.9 of the time for one image of ViT-B/16, and as long for eight
+    (`python -m benchmarks.compile_forward`).  It takes longer to compile.
 
     Args:
         model: the model.
@@ -123,19 +123,21 @@ def _forward_program(model: ViT, params: Params, batch_size: int) -> tuple[Any, 
     config, execution = model.config, model.execution
     image = jax.ShapeDtypeStruct((1, *config.image_size, config.in_channels), jnp.float32)
     jax.eval_shape(model.apply, {"params": params}, image)  # checks the parameters
-    own = jax.tree.map(jnp.array, {name: part for name, part in params.items() if name != "blocks"})
-    # Of rounded parameters, a loop over the blocks has those of one block at a time.
-    is_split = execution.dtype is None
-    if is_split:
-        model = ViT(config, replace(execution, unroll=config.depth))
-        own["blocks"] = [jax.tree.map(lambda x, i=i: jnp.array(x[i]), params["blocks"]) for i in range(config.depth)]
-    else:
-        own["blocks"] = jax.tree.map(jnp.array, params["blocks"])
+    unrolled = ViT(config, replace(execution, unroll=config.depth))
+
+    def copy(path: Any, leaf: Any) -> Array:
+        names = [entry.key for entry in path]
+        # Every other matrix is rounded before it is used; the MLP of offsets is computed in float32.
+        is_rounded = names[-1] == "kernel" and "rel_pos" not in names
+        return jnp.array(leaf, execution.dtype if is_rounded else None)
+
+    own = jax.tree_util.tree_map_with_path(copy, params)
+    own["blocks"] = [jax.tree.map(lambda x, i=i: x[i], own["blocks"]) for i in range(config.depth)]
 
     def forward(own: Params, images: Array) -> Array:
         # The compiler replaces an entry of a stack by the array that was stacked.
-        stacked = jax.tree.map(lambda *entries: jnp.stack(entries), *own["blocks"]) if is_split else own["blocks"]
-        return model.apply({"params": {**own, "blocks": stacked}}, images)  # type: ignore[return-value]
+        stacked = jax.tree.map(lambda *entries: jnp.stack(entries), *own["blocks"])
+        return unrolled.apply({"params": {**own, "blocks": stacked}}, images)  # type: ignore[return-value]
 
     return jax.jit(forward, compiler_options=compiler_options(config, batch_size)), own
 

@@ -71,10 +71,22 @@ def test_parameters_of_another_depth_are_refused(depth: int) -> None:
         vit_jax.compile_forward(vit_jax.ViT(CONFIG.replace(depth=depth)), vit_jax.init(CONFIG), batch_size=1)
 
 
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_the_weights_of_all_blocks_are_not_copied(dtype: str | None) -> None:
+def test_the_weights_of_the_blocks_are_not_copied() -> None:
     params, images = vit_jax.init(CONFIG), np.zeros((1, 224, 224, 3), np.float32)
-    model = vit_jax.ViT(CONFIG, vit_jax.Execution(dtype=dtype))
-    program, own = _forward_program(model, params, batch_size=1)
+    program, own = _forward_program(vit_jax.ViT(CONFIG), params, batch_size=1)
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params["blocks"]))
-    assert program.lower(own, images).compile().memory_analysis().temp_size_in_bytes < weights / (2 if dtype else 4)
+    assert program.lower(own, images).compile().memory_analysis().temp_size_in_bytes < weights / 4
+
+
+def test_matrices_are_rounded_once_except_those_that_are_used_in_float32() -> None:
+    config = SMALL.replace(positions={"rotary": "none", "relative": "mlp", "relative_dim": 8})
+    model, params = vit_jax.ViT(config, vit_jax.Execution(dtype="bfloat16")), noisy_params(config)
+    program, own = _forward_program(model, params, batch_size=1)
+    dtypes = {jax.tree_util.keystr(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(own)}
+    kernels = {name for name in dtypes if "kernel" in name}
+    in_float32 = {name for name in kernels if "rel_pos" in name}
+    assert in_float32 and all(dtypes[name] == ("float32" if name in in_float32 else "bfloat16") for name in kernels)
+    assert all(dtype == "float32" for name, dtype in dtypes.items() if name not in kernels)
+    image = np.ones((1, 8, 12, 3), np.float32)
+    expected = jax.jit(model.apply)({"params": params}, image)
+    np.testing.assert_allclose(np.float32(program(own, image)), np.float32(expected), rtol=0, atol=0.02)
