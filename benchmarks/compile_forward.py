@@ -51,8 +51,8 @@ def main() -> None:
         for batch_size in BATCH_SIZES:
             images = jax.device_put(np.random.default_rng(0).normal(size=(batch_size, 224, 224, 3)).astype(np.float32))
             plain = jax.jit(model.apply, compiler_options=vit_jax.compiler_options(config, batch_size))
-            forward = vit_jax.compile_forward(model, variables["params"], batch_size)
-            calls = partial(plain, variables, images), partial(forward, images)
+            program, own = _forward_program(model, variables["params"], batch_size)
+            calls = partial(plain, variables, images), partial(program, own, images)
             np.testing.assert_allclose(*(call() for call in calls), rtol=1e-4, atol=1e-5)
             number = max(1, round(SECONDS_OF_A_TURN / seconds(calls[1], 1)))
             turns = []
@@ -62,7 +62,6 @@ def main() -> None:
                 turns.append([measured[0], measured[1]])
             times = (f"{1e3 * median(each):.1f}" for each in zip(*turns, strict=True))
             ratio = format_spread([ours / theirs for theirs, ours in turns])
-            program, own = _forward_program(model, variables["params"], batch_size)
             memory = [temporary_bytes(plain, variables, images), temporary_bytes(program, own, images)]
             sizes = " and ".join(f"{size / 2**20:.0f}" for size in memory)
             print(f"| {name} | {batch_size} | {' | '.join(times)} | {ratio} | {sizes} |", flush=True)

@@ -98,9 +98,9 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
         logits = forward(images)
 
     The function holds a copy of the parameters, with arrays of its own for each block, and matrices in the dtype of
-    `Execution(dtype=...)`.  Under `jax.jit(model.apply)`, each block copies its parameters out of the stacked arrays, and
-    rounds them, at each call.  On CPUs the function takes 0.9 of the time for one image of ViT-B/16, and as long for eight
-    (`python -m benchmarks.compile_forward`).  It takes longer to compile.
+    `Execution(dtype=...)`.  `jax.jit(model.apply)` rounds matrices to that dtype at each call.  On CPUs each of its blocks
+    also copies its parameters out of the stacked arrays.  On CPUs in float32, the function takes 0.9 of the time for one
+    image of ViT-B/16, and as long for eight (`python -m benchmarks.compile_forward`).  It takes longer to compile.
 
     Args:
         model: the model.
