@@ -4,8 +4,8 @@ import vit_spec
 from train.recipes import Recipe
 from vit_spec import Regularisation, ViTConfig
 
-# FLOPs of a training step from which compilation may take longer for a faster step.
-LONG_STEP = 2e11
+# FLOPs of a training step from which compilation may take longer for a faster step: two images of ViT-Ti/16 have 1.5e10.
+LONG_STEP = 1e10
 
 # The fewest tokens of a part of a batch.  Fewer than 32 images of ViT-S/16, 6,304 tokens, have activations that fit into an
 # L3 cache of 32 MB.  Four parts take 0.9 of the time and half the memory.  But with 788 tokens, two parts of ViT-B/16 take
@@ -22,7 +22,7 @@ def blocks_per_iteration(config: ViTConfig, recipe: Recipe) -> int | None:
     """Return `unroll` of `vit_jax.Execution`; None for its default.
 
     A loop over the blocks fills stacked arrays with zeros and copies the activations of each block into them.  Without it,
-    a long step takes 0.9 times as long, and compilation 0.6 s longer per block.
+    a long step takes 0.9 times as long, and compilation 0.2 s longer per block.
     """
     return config.depth if is_long(config, recipe) and recipe.remat == "none" else None
 

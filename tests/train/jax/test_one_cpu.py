@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import vit_spec
-from train.jax.one_cpu import num_parts
+from train.jax.one_cpu import blocks_per_iteration, num_parts
 from train.recipes import Recipe
 
 
@@ -35,3 +35,9 @@ def test_parts_are_small_but_have_enough_tokens(name: str, batch_size: int, accu
 )
 def test_short_steps_and_models_with_random_layers_are_not_divided(changes: dict[str, Any]) -> None:
     assert num_parts(vit_spec.get("vit_s16", num_classes=10, **changes), Recipe(batch_size=32)) == 1
+
+
+@pytest.mark.parametrize(("changes", "unroll"), [({}, 12), ({"image_size": (32, 32)}, None)], ids=["real", "small"])
+def test_steps_of_real_models_have_no_loop_even_for_two_images(changes: dict[str, Any], unroll: int | None) -> None:
+    config = vit_spec.get("vit_ti16", num_classes=1000, **changes)
+    assert blocks_per_iteration(config, Recipe(batch_size=2)) == unroll
