@@ -120,14 +120,21 @@ def groups(block: Block, size: int) -> list[tuple[Contestant, ...]]:
     return [tuple(group) for group in found]
 
 
-def preparations(group: Sequence[Contestant], device: str) -> list[tuple[Contestant, ...]]:
-    """Return the contestants of a group in the order in which they are built; those of a tuple are built at the same time.
+def preparations(group: Sequence[Contestant], device: str, *, timed: bool) -> list[tuple[Contestant, ...]]:
+    """Return the contestants of a group in the order in which they are prepared; those of a tuple at the same time.
 
-    On GPUs, the contestants of PyTorch compile beside each other.  Those of JAX do not: their compiler times kernels on the
-    GPU to choose among them.  On CPUs, the time of the first step is that of a process that has the machine for itself.
+    On CPUs, a contestant has the machine for itself while its first step is timed.  On GPUs, the contestants of PyTorch
+    compile beside each other.  Those of JAX do not: their compiler times kernels on the GPU to choose among them.
+
+    Args:
+        group: the contestants.
+        device: "cpu" or "gpu".
+        timed: whether the preparation is timed.
     """
-    together = [each for each in group if device == "gpu" and each.of.framework == "torch"]
-    return [*([tuple(together)] if together else []), *((each,) for each in group if each not in together)]
+    if device == "cpu":
+        return [(each,) for each in group] if timed else [tuple(group)]
+    together = tuple(each for each in group if each.of.framework == "torch")
+    return [*([together] if together else []), *((each,) for each in group if each not in together)]
 
 
 def group_size(config: ViTConfig, batch_size: int, device: str, available: int) -> int:

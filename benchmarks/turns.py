@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import parity
 import vit_spec
-from benchmarks.machine import available_memory, product_flops, product_shapes
+from benchmarks.machine import available_memory, hardware, product_flops, product_shapes
 from benchmarks.peers import Contestant
 from benchmarks.plan import Block, Plan, group_size, groups, preparations
 from parity.comparison import reproducible_init
@@ -231,81 +231,93 @@ class Measurement:
 
     def _measure_group(self, group: tuple[Contestant, ...]) -> None:
         with ExitStack() as stack:
-            workers: dict[Contestant, WorkerProcess] = {}
-            facts: dict[Contestant, Json] = {}
-            for together in preparations(group, self._plan.device):
-                processes = [stack.enter_context(worker(self._plan.device, self._folder)) for _ in together]
-                with ThreadPoolExecutor() as threads:
-                    found = list(threads.map(self._prepare, together, processes))
-                for contestant, process, fact in zip(together, processes, found, strict=True):
-                    if fact is None:
-                        process.close()
-                    else:
-                        workers[contestant], facts[contestant] = process, fact
-            workers = {each: workers[each] for each in group if each in workers}
+            workers = {each: stack.enter_context(worker(self._plan.device, self._folder)) for each in group}
+            facts: dict[Contestant, Json] = {each: {} for each in group}
+            threads = stack.enter_context(ThreadPoolExecutor(hardware()["usable_cores"]))
+            for prepare, timed in ((self._load, False), (self._first_step, True), (self._first_calls, False)):
+                for together in preparations(tuple(workers), self._plan.device, timed=timed):
+                    found = list(threads.map(prepare, together, [workers[each] for each in together]))
+                    for contestant, fact in zip(together, found, strict=True):
+                        if fact is None:
+                            workers.pop(contestant).close()
+                        else:
+                            facts[contestant] |= fact
             if not workers:
                 return
-            times = self._take_turns(workers, {each: facts[each].pop("warm_seconds") for each in workers})
+            times = self._take_turns(workers, max(facts[each].pop("second_step_seconds") for each in workers))
             for contestant, process in workers.items():
                 count = process.ask("compilations")["count"]
                 facts[contestant]["compilations_in_turns"] = count - facts[contestant].pop("compilations")
         for contestant in workers:
             self._add(contestant, facts[contestant], times)
 
-    def _prepare(self, contestant: Contestant, process: WorkerProcess) -> Json | None:
-        """Build a contestant, call each function once, and compare its logits; None if it is skipped."""
-        files = self._references[contestant.function_key]
-        answers = [
-            process.ask(
-                "prepare",
-                contestant=asdict(contestant),
-                config=json.loads(contestant.config(self._config).to_json()),
-                weights=str(files.weights),
-                batch_size=self._block.batch_size,
-                keep_freed_memory=self._block.keep_freed_memory,
-                device=self._plan.device,
-                paths=[self._sources[contestant.library]] if contestant.library in self._sources else [],
-            )
-        ]
-        requests = [("first", {"what": "step"}), ("run", {"what": "step", "times": 1}), ("memory", {})]
-        requests += [("check", {"expected": str(files.logits)})]  # the first call of the forward pass
-        requests += [("first", {"what": what}) for what in self._block.measures if what not in ("step", "forward")]
-        requests += [("run", {"what": "latency", "times": 1}), ("compilations", {})]
-        for do, request in requests:
-            if reason := answers[-1].get("error") or answers[-1].get("skipped"):
-                self._skip(contestant, reason)
-                return None
-            answers.append(process.ask(do, **request))
-        if "error" in answers[-1]:
-            self._skip(contestant, answers[-1]["error"])
+    def _load(self, contestant: Contestant, process: WorkerProcess) -> Json | None:
+        """Import the library of a contestant and convert the weights; None if it is skipped."""
+        request = {
+            "contestant": asdict(contestant),
+            "config": json.loads(contestant.config(self._config).to_json()),
+            "weights": str(self._references[contestant.function_key].weights),
+            "batch_size": self._block.batch_size,
+            "keep_freed_memory": self._block.keep_freed_memory,
+            "device": self._plan.device,
+            "paths": [self._sources[contestant.library]] if contestant.library in self._sources else [],
+        }
+        answers = self._ask(contestant, process, [("prepare", request)])
+        return answers and {"versions": answers[0]["versions"], "device": answers[0]["device"]}
+
+    def _first_step(self, contestant: Contestant, process: WorkerProcess) -> Json | None:
+        """Build a contestant and do two training steps; None if it is skipped."""
+        step = {"what": "step"}
+        requests = [("build", {}), ("first", step), ("run", {**step, "times": 1}), ("memory", {})]
+        if (answers := self._ask(contestant, process, requests)) is None:
             return None
-        built, first, step, memory, check, *_, latency, compilations = answers
-        if not (error := check["error_of_logits"]) < TOLERANCE[contestant.dtype]:
+        _, first, second, memory = answers
+        self._say(f"  {contestant.name}: first step after {first['with_building']:.1f} s")
+        return {
+            "first_step_seconds": first["with_building"],
+            "peak_memory_bytes": memory["bytes"],
+            "second_step_seconds": second["seconds"],
+        }
+
+    def _first_calls(self, contestant: Contestant, process: WorkerProcess) -> Json | None:
+        """Call the other functions of a contestant for the first time, and compare its logits; None if it is skipped."""
+        files = self._references[contestant.function_key]
+        requests = [("check", {"expected": str(files.logits)})]  # the first call of the forward pass
+        requests += [("first", {"what": what}) for what in self._block.measures if what not in ("step", "forward")]
+        requests += [("compilations", {})]
+        if (answers := self._ask(contestant, process, requests)) is None:
+            return None
+        if not (error := answers[0]["error_of_logits"]) < TOLERANCE[contestant.dtype]:
             limit = TOLERANCE[contestant.dtype]
             self._skip(contestant, f"{WRONG}: relative RMS of the difference {error:.1e}, allowed {limit:.0e}")
             return None
-        self._say(f"  {contestant.name}: logits within {error:.1e}, first step after {first['with_building']:.1f} s")
-        return {
-            "versions": built["versions"],
-            "device": built["device"],
-            "error_of_logits": error,
-            "first_step_seconds": first["with_building"],
-            "peak_memory_bytes": memory["bytes"],
-            "compilations": compilations["count"],
-            "warm_seconds": {"step": step["seconds"], "latency": latency["seconds"]},
-        }
+        self._say(f"  {contestant.name}: logits within {error:.1e}")
+        return {"error_of_logits": error, "compilations": answers[-1]["count"]}
+
+    def _ask(self, contestant: Contestant, process: WorkerProcess, requests: list[tuple[str, Json]]) -> list[Json] | None:
+        """Return the answers to requests; None if one cannot be answered, and the contestant is skipped."""
+        answers = []
+        for do, request in requests:
+            answer = process.ask(do, **request)
+            if reason := answer.get("error") or answer.get("skipped"):
+                self._skip(contestant, reason)
+                return None
+            answers.append(answer)
+        return answers
 
     def _take_turns(
-        self, workers: dict[Contestant, WorkerProcess], warm_seconds: dict[Contestant, dict[str, float]]
+        self, workers: dict[Contestant, WorkerProcess], step: float
     ) -> dict[Contestant, dict[str, list[float]]]:
         """Return the seconds of a call, of each function in each turn.
 
-        warm_seconds: of a call of the step, and of the latency, after the first.  They decide how often a timing calls a
-            function: equally often in all contestants.
+        step: seconds of a step of the slowest contestant.  They decide how often a timing calls a function: equally
+            often in all contestants.
         """
         times: dict[Contestant, dict[str, list[float]]] = {each: {} for each in workers}
-        step, latency = (max(seconds[what] for seconds in warm_seconds.values()) for what in ("step", "latency"))
-        expected = {"step": step, "gradient": step, "forward": step / 3, "latency": latency}
+        expected = {"step": step, "gradient": step, "forward": step / 3}
+        if "latency" in self._block.measures:
+            warm = {each: process.ask("run", what="latency", times=1) for each, process in workers.items()}
+            expected["latency"] = max(self._seconds(answer, each) for each, answer in warm.items())
         limit = SECONDS_OF_CALLS[self._plan.device]
         calls = {what: min(max(round(limit / seconds), 1), MAX_CALLS) for what, seconds in expected.items()}
         for turn in range(self._plan.turns):

@@ -3,11 +3,12 @@
 It reads requests from the standard input and writes an answer to each to the standard output, one JSON object a line.  A
 request names what to `do`:
 
-- prepare: import the library and build the model with its weights.
+- prepare: import the library and convert the weights.
+- build: build the model with its weights.
 - first: call a function for the first time, which compiles it.
 - check: compare the logits with the expected ones.
 - run: call a function several times, and return the seconds of a call.
-- memory: return the peak memory since the request `prepare`, in bytes.
+- memory: return the peak memory since the request `build`, in bytes.
 - compilations: return how many programs the framework has compiled.
 - products, bandwidth: measure the device; see `benchmarks.machine`.
 - expected: write the logits of our twin in float64.
@@ -23,6 +24,7 @@ import resource
 import sys
 import time
 import warnings
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,10 +42,10 @@ CHECKED_IMAGES = 4  # of the batch, whose logits are compared
 
 
 class Worker:
-    """A contestant, after the request `prepare`."""
+    """A contestant, after the requests `prepare` and `build`."""
 
     def prepare(self, request: Request) -> Answer:
-        """Build the model.  Importing and converting weights is not in the time."""
+        """Import the library, and convert the weights to its format."""
         contestant = Contestant(**request["contestant"])
         config, library = ViTConfig.from_json(json.dumps(request["config"])), contestant.of
         sys.path[:0] = request["paths"]
@@ -59,14 +61,20 @@ class Worker:
             with warnings.catch_warnings(action="ignore"):
                 parity.convert(weights, converted, library.format, force=True)
             weights = converted
-        inputs = make_inputs(config, request["batch_size"])
-        self._framework, self._before = framework, resident_bytes(reset_peak=True)
-        start = time.perf_counter()
-        self._model = module.load(config, weights, contestant.dtype)
-        self._model.prepare(inputs, contestant.compiled, contestant.dtype == "bfloat16")
-        self._build_seconds = time.perf_counter() - start
+        self._framework, self._contestant = framework, contestant
+        self._load = partial(module.load, config, weights, contestant.dtype)
+        self._inputs = make_inputs(config, request["batch_size"])
         packages = framework.versions() + ([] if library.is_clone else [library.package])
         return {"device": framework.device_name(), "versions": {name: version(name) for name in packages}}
+
+    def build(self, request: Request) -> Answer:
+        """Build the model."""
+        self._before = resident_bytes(reset_peak=True)
+        start = time.perf_counter()
+        self._model = self._load()
+        self._model.prepare(self._inputs, self._contestant.compiled, self._contestant.dtype == "bfloat16")
+        self._build_seconds = time.perf_counter() - start
+        return {}
 
     def first(self, request: Request) -> Answer:
         """Call a function for the first time; return the seconds, and those since the start of building the model."""
