@@ -6,24 +6,22 @@ an order that changes with the turn.  So other work on the machine slows all ali
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import parity
 import vit_spec
-from benchmarks.machine import available_memory, hardware, product_flops, product_shapes
+from benchmarks.machine import available_memory, hardware
+from benchmarks.machine.rates import Processes, fastest, measure_bandwidth, measure_products
 from benchmarks.peers import Contestant
 from benchmarks.plan import Block, Plan, group_size, groups, preparations
+from benchmarks.worker_process import Json, WorkerProcess, frameworks, worker
 from parity.comparison import reproducible_init
 from vit_spec import InputError, ViTConfig
 
@@ -32,81 +30,6 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2}  # relative RMS of the logits
 SECONDS_OF_CALLS = {"cpu": 0.3, "gpu": 1.0}  # a timing calls a function as often as fits into this time
 MAX_CALLS = 30
 Say = Callable[[str], None]
-Json = dict[str, Any]
-
-
-class WorkerProcess:
-    """A process that answers the requests of `benchmarks.worker`."""
-
-    def __init__(self, device: str, folder: Path) -> None:
-        """Start the process.
-
-        device: "cpu" hides GPUs from the frameworks.
-        folder: for the caches of compilers, and for what libraries print.
-        """
-        env = {"HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-        # Empty caches of compiled programs, because the time of the first step is measured.
-        env |= {"TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(dir=folder), "JAX_ENABLE_COMPILATION_CACHE": "false"}
-        if device == "cpu":
-            env |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        else:
-            first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-            env |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": first}
-        self._messages = tempfile.TemporaryFile("w+", dir=folder)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._messages,
-            text=True,
-            env={**os.environ, **env},
-        )
-
-    def ask(self, do: str, **request: Any) -> Json:
-        """Send a request and return the answer; the end of the process is an answer with "error"."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            self._messages.seek(0)
-            said = self._messages.read().strip().splitlines()
-            why = f": {said[-1][:200]}" if said else ""
-            return {"error": f"the process ended with exit code {self._process.wait()}{why}"}
-        return dict(json.loads(line))
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._messages):
-            with suppress(BrokenPipeError):
-                if stream is not None:
-                    stream.close()
-
-
-@contextmanager
-def worker(device: str, folder: Path) -> Iterator[WorkerProcess]:
-    """Return a context with a process that ends with it."""
-    process = WorkerProcess(device, folder)
-    try:
-        yield process
-    finally:
-        process.close()
-
-
-def frameworks() -> list[str]:
-    """Return the frameworks that are installed, of "torch" and "jax".
-
-    Raises:
-        InputError: none is.
-    """
-    if not (found := [name for name in ("torch", "jax") if find_spec(name) is not None]):
-        raise InputError("neither torch nor jax is installed: pip install '.[jax,torch]'")
-    return found
 
 
 class References(NamedTuple):
@@ -114,47 +37,6 @@ class References(NamedTuple):
 
     weights: Path
     logits: Path
-
-
-Processes = dict[str, WorkerProcess]  # a process for each framework
-
-
-def measure_bandwidth(device: str, processes: Processes) -> Json:
-    """Return the device's name, its bytes of memory (None for CPUs), and its bandwidth in bytes/s by each framework.
-
-    Raises:
-        InputError: no framework finds a GPU, and `device` is "gpu".
-    """
-    answers = {framework: process.ask("bandwidth", framework=framework) for framework, process in processes.items()}
-    names = {answer["device"] for answer in answers.values() if "device" in answer}
-    if device == "gpu" and names <= {"cpu"}:
-        raise InputError("no framework finds a GPU: leave --gpu out to measure the CPU, or install '.[cuda]' and a driver")
-    rates = {framework: answer.get("bytes_per_second") for framework, answer in answers.items()}
-    sizes = [answer["device_bytes"] for answer in answers.values() if answer.get("device_bytes")]
-    return {
-        "device": min(names, key=lambda name: name == "cpu"),
-        "device_bytes": min(sizes, default=None),
-        "bandwidth": _with_best(rates),
-    }
-
-
-def measure_products(processes: Processes, block: Block, config: ViTConfig, dtype: str) -> Json:
-    """Return the FLOP/s of the matrix products of a forward pass by each framework, and the best of them."""
-    shapes, rates = product_shapes(config, block.batch_size), {}
-    for framework, process in processes.items():
-        rates[framework] = process.ask("products", framework=framework, shapes=shapes, dtype=dtype).get("flops")
-    facts = {"model": block.model, "batch_size": block.batch_size, "dtype": dtype}
-    return {**facts, "flops_of_products": product_flops(shapes), "flops_per_second": _with_best(rates)}
-
-
-def fastest(one: Json, other: Json) -> dict[str, float | None]:
-    """Return the larger rate of each framework, of two measurements: other work on the machine only slows them."""
-    rates = one["flops_per_second"], other["flops_per_second"]
-    return {name: max(filter(None, (each[name] for each in rates)), default=None) for name in rates[0] if name != "best"}
-
-
-def _with_best(rates: dict[str, float | None]) -> dict[str, float | None]:
-    return {**rates, "best": max(filter(None, rates.values()), default=None)}
 
 
 def write_references(
@@ -414,7 +296,7 @@ def measure(plan: Plan, configs: dict[str, ViTConfig], sources: dict[str, str], 
                 for rate in found["products"]:
                     if (rate["model"], rate["batch_size"]) == (block.model, block.batch_size):
                         again = measure_products(processes, block, configs[block.model], rate["dtype"])
-                        rate["flops_per_second"] = _with_best(fastest(rate, again))
+                        rate["flops_per_second"] = fastest(rate, again)
             found["results"] += unknown(found["results"], measurement.results)
             found["skipped"] += unknown(found["skipped"], measurement.skipped)
     return found
