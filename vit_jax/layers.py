@@ -49,7 +49,11 @@ class ViTModule(nn.Module):
 
     def declare(self, leaf: str, shape: Shape) -> Array:
         """Declare the parameter `leaf` of this module and return it; initial values are float32."""
-        return self.param(leaf, partial(draw_parameter, self.config, (*self.path, leaf)), shape)
+        # Whenever a model is traced, flax traces the initializers of the parameters that exist, to compare shapes.  That of
+        # random numbers takes two fifths of the time.
+        exists = self.has_variable("params", leaf)
+        draw = partial(draw_parameter, self.config, (*self.path, leaf))
+        return self.param(leaf, (lambda key, shape: jnp.zeros(shape)) if exists else draw, shape)
 
     def intermediate(self, name: str, value: Array) -> Array:
         """Record an intermediate under a name; return it, or the value fed to replace it: see `vit_jax.intermediates`."""
