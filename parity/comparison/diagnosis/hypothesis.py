@@ -1,5 +1,6 @@
 """Hypotheses about how the expected outputs were computed, and the patched PyTorch twin that tests them."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -67,6 +68,8 @@ class Trial:
     patches: changes of the PyTorch twin, in the order in which they are applied.
     rounding: the computations in lower precision; see `Runner` for the values.
     blocks_key: names of all changes before the final norm; trials with equal keys share the cached output of the blocks.
+    unchanged_parts: how many of the first parts compute what those of the unchanged model do, if `blocks_key` is not empty:
+        the embedding is the first part, and each block is one.
     """
 
     config: ViTConfig
@@ -76,6 +79,7 @@ class Trial:
     patches: tuple[Patch, ...] = ()
     rounding: str = ""
     blocks_key: tuple[str, ...] = ()
+    unchanged_parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,16 @@ class Hypothesis:
         """Whether the cause is a lower precision, of the whole model or of one operation, and no formula is wrong."""
         return self.family.startswith((*ROUNDING_FAMILIES, LOW_PRECISION_PREFIX))
 
+    @property
+    def unchanged_parts(self) -> int:
+        """How many of the first parts of the model surely stay the same, as in `Trial`."""
+        if self.fields or self.images or self.rounding:
+            return 0
+        if block := re.match(r"blocks\.(\d+)", self.layer):
+            return 1 + int(block[1])
+        is_edit_of_blocks = self.patch is None and all(edit.parameter.startswith("blocks.") for edit in self.edits)
+        return 1 if is_edit_of_blocks else 0
+
     def in_block(self, number: int) -> "Hypothesis | None":
         """Return the same cause in one block only, or None if it does not apply to single blocks."""
         name = f"in block {number} alone, {self.name}"
@@ -142,6 +156,7 @@ class Hypothesis:
         is_edited = any(not np.array_equal(weights[name], trial.weights.get(name, ())) for name in new if name in weights)
         if config == trial.config and not (is_edited or self.images or self.patch or self.rounding):
             return None
+        before = trial.unchanged_parts if trial.blocks_key else self.unchanged_parts
         return replace(
             trial,
             config=config,
@@ -150,6 +165,7 @@ class Hypothesis:
             patches=(*trial.patches, self.patch) if self.patch else trial.patches,
             rounding=self.rounding or trial.rounding,
             blocks_key=trial.blocks_key if self.blocks_unchanged else (*trial.blocks_key, self.name),
+            unchanged_parts=before if self.blocks_unchanged else min(before, self.unchanged_parts),
         )
 
 
@@ -175,6 +191,7 @@ class Runner:
         self.run_count = 0
         self.threads = threads
         self._cache: dict[tuple[Any, ...], Any] = {}
+        self._images, self._digest = np.empty(0), b""
         self._cache_bytes_left = CACHE_BYTES
 
     def run(self, trial: Trial) -> Array:
@@ -191,29 +208,37 @@ class Runner:
             torch.set_num_threads(threads)
 
     def _run_blocks(self, model: Any, trial: Trial) -> "torch.Tensor":
-        """Return the output of the last block, (B, T, width), from the cache if another trial shares it."""
-        if len(trial.blocks_key) > 1:  # two causes change the blocks: such a pair is run once
-            return _run_blocks(model, trial)
-        key = (trial.blocks_key, trial.images.shape, sha256(trial.images.tobytes()).digest())
-        if key in self._cache:
-            cached: torch.Tensor = self._cache[key]
-            return cached
-        x = _run_blocks(model, trial)
+        """Return the output of the last block, (B, T, width), from the cache if another trial shares it.
+
+        Parts that compute what those of the unchanged model do are not run again either.
+        """
+        key, images, last = trial.blocks_key, self._digest_of(trial.images), len(model.blocks)
+        if len(key) <= 1 and (key, images, last) in self._cache:  # two causes change the blocks: such a pair is run once
+            return self._cache[key, images, last][0]  # type: ignore[no-any-return]
+        first = min(trial.unchanged_parts, 1 + last) if key else 0
+        start = self._cache.get(((), images, first - 1))
+        x, tables = start or model.embed(model_inputs(trial, model))
+        for number in range(first if start else 0, 1 + last):
+            if number:
+                x = model.blocks[number - 1](x, 0.0, tables)
+            if not key or (len(key) == 1 and number == last):
+                self._store((key, images, number), x, tables)
+        return x  # type: ignore[no-any-return]
+
+    def _store(self, key: tuple[Any, ...], x: "torch.Tensor", tables: Any) -> None:
         if x.nbytes < self._cache_bytes_left:
             self._cache_bytes_left -= x.nbytes
-            self._cache[key] = x
-        return x
+            self._cache[key] = x, tables
+
+    def _digest_of(self, images: Array) -> bytes:
+        """Return a digest of the images; most trials share one array, which is read once."""
+        if images is not self._images:
+            self._images, self._digest = images, repr(images.shape).encode() + sha256(images.tobytes()).digest()
+        return self._digest
 
     def _run_head(self, model: Any, x: "torch.Tensor") -> "torch.Tensor":
         outputs: torch.Tensor = model.classify(model.norm(x) if model.norm is not None else x)
         return outputs
-
-
-def _run_blocks(model: Any, trial: Trial) -> "torch.Tensor":
-    x, tables = model.embed(model_inputs(trial, model))
-    for block in model.blocks:
-        x = block(x, 0.0, tables)
-    return x  # type: ignore[no-any-return]
 
 
 def build_model(trial: Trial) -> Any:
@@ -233,22 +258,27 @@ def build_model(trial: Trial) -> Any:
 
 
 def _clone(module: Any) -> Any:
-    """Return a copy of a module whose attributes, hooks and submodules can be changed; `deepcopy` is ten times slower."""
+    """Return a copy of a module whose attributes, forward hooks and submodules can be changed, faster than `deepcopy`."""
     new = object.__new__(type(module))
-    new.__dict__ = {name: value.copy() if isinstance(value, dict) else value for name, value in vars(module).items()}
-    new._modules = {name: part if part is None else _clone(part) for name, part in module._modules.items()}
+    new.__dict__ = dict(vars(module))
+    for name in ("_parameters", "_forward_hooks", "_forward_pre_hooks"):
+        new.__dict__[name] = new.__dict__[name].copy()
+    new.__dict__["_modules"] = {name: part if part is None else _clone(part) for name, part in module._modules.items()}
     return new
 
 
-def _load_weights(model: Any, state: "dict[str, torch.Tensor]") -> None:
-    """Assign a state dict to a model without the checks of `load_state_dict`, which take longer."""
-    import torch
+def _load_weights(module: Any, state: "dict[str, torch.Tensor]", prefix: str = "") -> None:
+    """Assign a state dict to a model without the checks of `load_state_dict`, which take longer.
 
-    for prefix, module in model.named_modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                tensor = state[f"{prefix}.{name}" if prefix else name]
-                module._parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)
+    The weights are plain tensors, because nothing here needs them to be of the class Parameter.
+    """
+    parameters = module._parameters
+    for name, parameter in parameters.items():
+        if parameter is not None:
+            parameters[name] = state[prefix + name]
+    for name, part in module._modules.items():
+        if part is not None:
+            _load_weights(part, state, f"{prefix}{name}.")
 
 
 @lru_cache(maxsize=512)

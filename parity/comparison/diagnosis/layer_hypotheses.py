@@ -13,6 +13,7 @@ from parity.comparison.diagnosis import patches
 from parity.comparison.diagnosis.hypothesis import FIX_REFERENCE_CODE, Edit, Hypothesis
 from parity.comparison.diagnosis.implementation_hypotheses import block_field_hypotheses
 from parity.comparison.diagnosis.roundings import round_to
+from parity.comparison.diagnosis.weight_hypotheses import AFTER_BLOCKS
 from vit_spec import ViTConfig, rows
 
 RELOAD_PARAMETER = (
@@ -42,12 +43,18 @@ def operations(c: ViTConfig) -> Iterator[Hypothesis]:
                 patch=patch,
                 manual_fix=FIX_REFERENCE_CODE,
                 layer=layer_of(name),
+                blocks_unchanged=is_after_blocks(name),
             )
     for name, row in rows(c).items():
         for what, code in _parameter_operations(row.axes, row.shape).items():
             edit = Edit(name, code)
             yield Hypothesis(
-                f"{name}: {what}", f"operation on {name}", edits=(edit,), layer=layer_of(name), manual_fix=RELOAD_PARAMETER
+                f"{name}: {what}",
+                f"operation on {name}",
+                edits=(edit,),
+                blocks_unchanged=is_after_blocks(name),
+                manual_fix=RELOAD_PARAMETER,
+                layer=layer_of(name),
             )
             for number in range(c.depth) if name.startswith("blocks.") and c.depth > 1 else ():
                 in_block, layer = edit.in_block(number), layer_of(name, number)
@@ -100,6 +107,11 @@ def layer_of(name: str, number: int | None = None) -> str:
         return name.replace("blocks.", f"blocks.{number}.", 1)
     is_every_block = name.startswith("blocks.") and not re.match(r"blocks\.\d", name)
     return "" if is_every_block else name
+
+
+def is_after_blocks(name: str) -> bool:
+    """Return whether a parameter or an intermediate comes after the blocks."""
+    return f"{name}.".startswith((*AFTER_BLOCKS, "pool.", "hidden."))
 
 
 def _intermediate_operations(c: ViTConfig, name: str) -> dict[str, Callable[[Any], Any]]:

@@ -10,7 +10,13 @@ import numpy as np
 from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis import attention_variants, patches, variants
 from parity.comparison.diagnosis.hypothesis import FIX_REFERENCE_CODE, Edit, Hypothesis, Trial
-from parity.comparison.diagnosis.layer_hypotheses import RELOAD_PARAMETER, display_name, intermediate_names, layer_of
+from parity.comparison.diagnosis.layer_hypotheses import (
+    RELOAD_PARAMETER,
+    display_name,
+    intermediate_names,
+    is_after_blocks,
+    layer_of,
+)
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from vit_spec import ViTConfig, rows
 
@@ -188,7 +194,10 @@ def _intermediate_factor(name: str) -> Callable[[Numbers, int], Hypothesis]:
         factor = float(f"{numbers[0]:.{digits}g}")
         patch = patches.patch_intermediate(name, lambda x: factor * x)
         what, family = f"{display_name(name)}: {_factor_text(factor, digits)}", f"factor of {name}"
-        return Hypothesis(what, family, patch=patch, manual_fix=FIX_REFERENCE_CODE, layer=layer_of(name))
+        after = is_after_blocks(name)
+        return Hypothesis(
+            what, family, patch=patch, blocks_unchanged=after, manual_fix=FIX_REFERENCE_CODE, layer=layer_of(name)
+        )
 
     return make
 
@@ -200,7 +209,8 @@ def _parameter_factor(name: str, number: int | None) -> Callable[[Numbers, int],
         text = name if number is None else f"{name} of block {number}"
         edit = edit if number is None else edit.in_block(number)
         what, family = f"{text}: {_factor_text(factor, digits)}", f"factor of {name}"
-        return Hypothesis(what, family, edits=(edit,), layer=layer_of(name, number), manual_fix=RELOAD_PARAMETER)
+        after, layer = is_after_blocks(name), layer_of(name, number)
+        return Hypothesis(what, family, edits=(edit,), blocks_unchanged=after, layer=layer, manual_fix=RELOAD_PARAMETER)
 
     return make
 

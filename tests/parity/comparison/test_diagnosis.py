@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ from parity.comparison.diagnosis import (
     read_expected_outputs,
 )
 from parity.comparison.diagnosis.catalogue import catalogue
-from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial
+from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.layer_hypotheses import operations, single_block_hypotheses
+from parity.comparison.diagnosis.numeric_hypotheses import scale_factors
 from parity.comparison.diagnosis.repair import repair
 from parity.comparison.diagnosis.search import Search
 from tests.twins import perturbed_params, small_config
@@ -54,7 +56,12 @@ Change = Callable[[State], None]
 
 
 def checkpoint(config: ViTConfig = PLAIN, seed: int = 0) -> Checkpoint:
-    return Checkpoint(config, "torch", parity.to_torch(perturbed_params(config, seed), config))
+    return Checkpoint(config, "torch", {name: tensor.clone() for name, tensor in _weights(config, seed).items()})
+
+
+@cache
+def _weights(config: ViTConfig, seed: int) -> State:
+    return parity.to_torch(perturbed_params(config, seed), config)
 
 
 def uint8_images(config: ViTConfig = PLAIN, size: tuple[int, int] | None = None) -> np.ndarray:
@@ -339,14 +346,19 @@ def _add_noise(state: State) -> None:
     state[name] = state[name] + 0.1 * torch.randn(state[name].shape, generator=generator)
 
 
-def test_a_cause_outside_the_catalogue_is_unknown() -> None:
-    diagnosis = diagnose_with(PLAIN, PLAIN, _add_noise, pairs=20)
-    assert (diagnosis.matched, diagnosis.verdict[:8], diagnosis.passed) == ((), "UNKNOWN:", False)
-    assert "noise" not in str(diagnosis)  # the difference is the same in every run
+@pytest.fixture(scope="module")
+def unknown() -> Diagnosis:
+    """Return the diagnosis of noise on one matrix, for which all stages of the search run."""
+    return diagnose_with(PLAIN, PLAIN, _add_noise, pairs=20)
 
 
-def test_the_logits_alone_give_a_suspect_layer() -> None:
-    assert "explain" in diagnose_with(PLAIN, PLAIN, _add_noise, pairs=20).suspect
+def test_a_cause_outside_the_catalogue_is_unknown(unknown: Diagnosis) -> None:
+    assert (unknown.matched, unknown.verdict[:8], unknown.passed) == ((), "UNKNOWN:", False)
+    assert "noise" not in str(unknown)  # the difference is the same in every run
+
+
+def test_the_logits_alone_give_a_suspect_layer(unknown: Diagnosis) -> None:
+    assert "explain" in unknown.suspect
 
 
 def test_intermediates_name_the_first_layer_that_differs() -> None:
@@ -418,9 +430,9 @@ def test_causes_that_differ_by_less_than_the_tolerance_are_not_called_the_same_f
     )
 
 
-def test_a_diagnosis_is_deterministic() -> None:
-    first, second = (diagnose_with(PLAIN, PLAIN, _add_noise, pairs=20) for _ in range(2))
-    assert (json.dumps(first.facts()), str(first)) == (json.dumps(second.facts()), str(second))
+def test_a_diagnosis_is_deterministic(unknown: Diagnosis) -> None:
+    again = diagnose_with(PLAIN, PLAIN, _add_noise, pairs=20)
+    assert (json.dumps(again.facts()), str(again)) == (json.dumps(unknown.facts()), str(unknown))
 
 
 # Another checkpoint ---------------------------------------------------------------------------------------------------
@@ -530,6 +542,21 @@ def test_every_cause_of_the_catalogue_can_be_run(name: str) -> None:
 REMOVES_PARTS = re.compile(
     r"TF32 was used by all|^activations are bf|layout is none|no final norm|first block|no norm ahead|no class"
 )
+
+
+def test_a_change_of_one_layer_gives_the_same_outputs_whether_unchanged_parts_are_reused_or_run() -> None:
+    config = NORMED.replace(norms={"layer_scale": 0.1}, tokens={"registers": 1})
+    file, images = checkpoint(config), uint8_images(config)[:2]
+    weights = {name: to_float64(parameter(file, name)) for name in vit_spec.rows(config)}
+    trial = Trial(config, weights, images.transpose(0, 3, 1, 2) / 255, None)
+    reusing = Runner()
+    reusing.run(trial)
+    causes = catalogue(trial)
+    factors = [family.hypothesis_at((0.5,), 3) for family in scale_factors(config)]
+    for cause in [*causes, *single_block_hypotheses(config, causes), *operations(config), *factors][::4]:
+        changed = cause.apply(trial)
+        if changed is not None and (changed.unchanged_parts or cause.blocks_unchanged):
+            assert np.array_equal(reusing.run(changed), Runner().run(changed), equal_nan=True), cause.name
 
 
 def test_a_hypothesis_that_raises_is_discarded_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
