@@ -19,7 +19,7 @@ from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import InputError
 
 _FLOAT32 = 1e-10, 1e-6  # differences between these may come from rounding to float32
-_COMPILED = 12  # configs that JAX compiles as a whole; few models need more
+_COMPILED = 16  # configs that JAX compiles as a whole; few models need more
 _SMALL = 1e-3  # a difference below this may come from an epsilon
 
 
@@ -37,6 +37,7 @@ class Search:
         self._weights, self._images = weights, images
         self._twin = Twin(model.twin)
         self._outputs: dict[Any, Array] = {}
+        self._flat: dict[tuple[int, int], Array] = {}
         self._runs = 0
         self._contradiction = ""  # of the latest hypothesis that contradicts itself
 
@@ -103,7 +104,7 @@ class Search:
         """
         if candidate.config.positions.kind == "fixed":
             return False
-        weights = self._muted(candidate, replace(ATTENTION, off_in_first=("pos_embed", *POOL)))
+        weights, _ = self._muted(candidate, replace(ATTENTION, off_in_first=("pos_embed", *POOL)))
         ph, pw = candidate.config.patch_size
         images = self._flat_images((ph, pw))
         b, h, w, c = images.shape
@@ -145,7 +146,7 @@ class Search:
         """
         try:
             config = candidate.config
-            weights = self._muted(candidate, stage)
+            weights, zeros = self._muted(candidate, stage)
             values = change(candidate.to_rows(weights))
             is_first_alone = stage.off_in_others == ALL and config.norms.order != "post"
             if is_first_alone and config.depth > 1:  # the others return their input
@@ -157,23 +158,22 @@ class Search:
         except InputError as error:
             self._contradiction = str(error)
             return np.inf
-        key = (
-            stage,
-            config.patch_size,
-            *sorted(str(layout) for name, layout in candidate.column.items() if _is_off(name, stage)),
-        )
+        key = (config.patch_size if stage.flat else None, zeros)
         if key not in self._outputs:
             self._outputs[key] = self._model.run(weights, images)
         return float(ErrorNorms.of(output, self._outputs[key]).relative_rms())
 
     def _flat_images(self, patch: tuple[int, int]) -> Array:
         """Return images in which all pixels and channels of a patch have one random value."""
-        values = self._images[:, :: patch[0], :: patch[1], :1]
-        return np.broadcast_to(values.repeat(patch[0], 1).repeat(patch[1], 2), self._images.shape).copy()
+        if patch not in self._flat:
+            values = self._images[:, :: patch[0], :: patch[1], :1]
+            large = values.repeat(patch[0], 1).repeat(patch[1], 2)
+            self._flat[patch] = np.broadcast_to(large, self._images.shape).copy()
+        return self._flat[patch]
 
-    def _muted(self, candidate: Candidate, stage: Stage) -> dict[str, Array]:
-        """Return the weights with those that are off in a stage set to zero."""
-        weights, sizes = dict(self._weights), candidate.config.sizes
+    def _muted(self, candidate: Candidate, stage: Stage) -> tuple[dict[str, Array], frozenset[Any]]:
+        """Return the weights with those that are off in a stage set to zero, and a key for which entries these are."""
+        weights, sizes, zeros = dict(self._weights), candidate.config.sizes, set[Any]()
         for name, layout in candidate.column.items():
             off = name.startswith(stage.off_in_first), name.startswith(stage.off_in_others)
             if not any(off):
@@ -182,13 +182,12 @@ class Search:
                 axes = sorted(set(layout.parameter_axes) - set(indices), key=lambda axis: axis != "block")
                 weights[key] = np.array(weights[key])
                 view = layout.view(weights[key], sizes, indices, axes)
+                # The entries of a whole array are the same in every layout; those of a part of it depend on the layout.
+                part = str(layout) if view.size < weights[key].size else view.strides[0] if axes[:1] == ["block"] else None
+                zeros.add((key, off, indices.get("block", 0) > 0, part))
                 if axes[:1] == ["block"]:
                     view[:1] *= not off[0]
                     view[1:] *= not off[1]
                 elif off[indices.get("block", 0) > 0]:
                     view[...] = 0
-        return weights
-
-
-def _is_off(name: str, stage: Stage) -> bool:
-    return name.startswith((*stage.off_in_first, *stage.off_in_others))
+        return weights, frozenset(zeros)

@@ -72,7 +72,7 @@ def test_the_table_of_a_flax_class_is_found_and_proven(like: str, tmp_path: Path
     assert {each.field.partition(".")[0] for each in table.checkpoint.assumed} <= {"pixels", "resampling"}
     images = np.random.default_rng(7).standard_normal((2, 16, 24, 3))
     expected = model.run(model.weights, images)
-    found = twin.apply({"params": params}, jnp.asarray(images, jnp.float32))
+    found = jax.jit(twin.apply)({"params": params}, jnp.asarray(images, jnp.float32))
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-3, atol=1e-3)
     format = parse_format(table.text, "table.txt")
     with registered(format):
@@ -96,7 +96,7 @@ def test_a_softmax_that_is_always_in_float32_is_named(tmp_path: Path) -> None:
 def test_a_changed_constant_of_a_collection_is_refused(tmp_path: Path) -> None:
     changed = {"constants/table": np.ones((12, 48))}
     with pytest.raises(InputError, match="constants/table of the checkpoint is not a parameter"):
-        derived("Buffered", tmp_path, extra=changed)
+        derived("Buffered", tmp_path, extra=changed, given={"image_size": (16, 24)})
 
 
 def test_a_table_of_positions_that_is_not_ours_is_refused(tmp_path: Path) -> None:
