@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -217,25 +218,33 @@ def test_a_model_of_twelve_blocks_makes_a_page_of_at_most_600_kilobytes():
 # The files -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_report_gives_the_same_bytes(tmp_path):
-    one, other = (
-        [p.read_bytes() for p in html_report.write(passing_report(), checkpoint(), tmp_path / f"{i}.html")] for i in (1, 2)
-    )
-    assert one == other
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Return a folder with the two files of a report."""
+    folder = tmp_path_factory.mktemp("written")
+    assert html_report.write(passing_report(), checkpoint(), folder / "report.html") == [
+        folder / "report.html",
+        folder / "report.png",
+    ]
+    return folder
 
 
-def test_the_plot_is_written_next_to_the_page_and_shows_both_twins(tmp_path):
-    _, picture = html_report.write(passing_report(), checkpoint(), tmp_path / "report.html")
-    pixels = imread(picture)[..., :3]
-    assert picture == tmp_path / "report.png"
+def test_the_same_report_replaces_an_earlier_one_by_the_same_bytes(written, tmp_path):
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    paths = html_report.write(passing_report(), checkpoint(), tmp_path / "report.html")
+    assert [path.read_bytes() for path in paths] == [(written / path.name).read_bytes() for path in paths]
+    assert all(path.stat().st_mtime_ns > (written / path.name).stat().st_mtime_ns for path in paths)
+
+
+def test_the_plot_shows_both_twins(written):
+    pixels = imread(written / "report.png")[..., :3]
     for twin in ("jax", "torch", "exact"):
         assert (np.abs(pixels - to_rgb(plot.LIGHT[twin])).max(-1) < 1 / 255).sum() > 100
 
 
 @pytest.mark.parametrize("name", ["report.html", "report.png"])
-def test_a_file_that_is_not_part_of_a_report_is_not_replaced(name, tmp_path):
-    html_report.write(passing_report(), checkpoint(), tmp_path / "report.html")
-    html_report.write(passing_report(), checkpoint(), tmp_path / "report.html")  # replaces the earlier report
+def test_a_file_that_is_not_part_of_a_report_is_not_replaced(name, written, tmp_path):
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_bytes(b"mine")
     with pytest.raises(InputError, match=rf"{name} exists and is not part of a report: give another name"):
         html_report.write(passing_report(), checkpoint(), tmp_path / "report.html")
