@@ -30,7 +30,10 @@ def _pytest_params(faults: list[Fault]) -> list[object]:
     return [pytest.param(fault, id=fault.id.replace(" ", "-")) for fault in faults]
 
 
-@pytest.mark.parametrize("fault", _pytest_params([fault for fault in FAULTS[::12] if not fault.ambiguity]))
+ONE_OF_EACH_FILE = list({fault.file: fault for fault in FAULTS if not fault.ambiguity}.values())
+
+
+@pytest.mark.parametrize("fault", _pytest_params(ONE_OF_EACH_FILE))
 def test_the_check_fails_and_names_the_part(fault: Fault) -> None:
     report = run_check(fault, backward=False, steps=20)
     assert names_part(fault, report), report.verdict
@@ -41,7 +44,7 @@ def test_the_check_fails_although_the_part_is_ambiguous(fault: Fault) -> None:
     assert not run_check(fault, backward=False).passed
 
 
-@pytest.mark.parametrize("fault", _pytest_params([fault for fault in FAULTS[::5] if fault.cause]))
+@pytest.mark.parametrize("fault", _pytest_params([fault for fault in FAULTS[::8] if fault.cause]))
 def test_the_diagnosis_names_the_cause(fault: Fault) -> None:
     diagnosis = run_diagnosis(fault)
     assert names_cause(fault, diagnosis), diagnosis.verdict
