@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -30,16 +31,24 @@ PLAIN = small_config(vit_spec.get("vit_s16"))
 AdamW, adamw = vit_torch.optimizer.AdamW, vit_jax.optimizer.adamw
 
 
-@pytest.fixture(autouse=True)
-def compile_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly() -> Iterator[None]:
     """Compile with few optimizations: each test compiles its own step and runs only a few steps."""
     options = {**parity.comparison.training.steps.compiler_options(), "xla_backend_optimization_level": 0}
-    monkeypatch.setattr(parity.comparison.training.steps, "compiler_options", lambda: options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parity.comparison.training.steps, "compiler_options", lambda: options)
+        yield
 
 
 def compare_plain(config: ViTConfig = PLAIN, steps: int = 3) -> TrainingComparison:
     """Return the comparison for perturbed weights."""
     return compare_training(config, perturbed_params(config), steps=steps)
+
+
+@pytest.fixture(scope="module")
+def plain() -> TrainingComparison:
+    """Return the comparison of three steps of correct twins."""
+    return compare_plain()
 
 
 @pytest.mark.parametrize("name", ["vit_s16", "siglip_b16"])
@@ -48,8 +57,8 @@ def test_fifty_steps_of_a_model_pass_g0_and_g3(name: str) -> None:
     assert report.passed, report
 
 
-def test_the_default_settings_use_warmup_clipping_and_weight_decay() -> None:
-    settings = compare_plain().settings
+def test_the_default_settings_use_warmup_clipping_and_weight_decay(plain: TrainingComparison) -> None:
+    settings = plain.settings
     rates = [settings.learning_rate(step) for step in range(50)]
     assert np.argmax(rates) == settings.warmup - 1
     assert 0 < settings.clip < math.inf
@@ -234,24 +243,23 @@ def test_more_perturbed_runs_follow_if_a_few_do_not_explain_the_difference(
     assert f"in {len(report.perturbed_differences)} runs" in str(report)
 
 
-def test_the_noise_includes_the_rounding_of_large_weights_at_each_step() -> None:
+def test_the_noise_includes_the_rounding_of_large_weights_at_each_step(plain: TrainingComparison) -> None:
     params = perturbed_params(PLAIN)
     params["norm"]["scale"][...] *= 1000  # a unit in the last place is 6e-5, and a step changes them by 1e-3
     report = compare_training(PLAIN, params, steps=3)
     assert report.passed, report
-    assert report.noise > 100 * compare_plain().noise
+    assert report.noise > 100 * plain.noise
 
 
-def test_facts_are_json_with_every_parameter() -> None:
-    report = compare_plain(steps=2)
-    facts = json.loads(json.dumps(report.facts()))
+def test_facts_are_json_with_every_parameter(plain: TrainingComparison) -> None:
+    facts = json.loads(json.dumps(plain.facts()))
     assert facts["passed"] and facts["bar"] == FLOAT64_TRAINING_TOLERANCE
-    assert [len(values) for values in facts["losses"].values()] == [2] * 4
+    assert [len(values) for values in facts["losses"].values()] == [3] * 4
     assert all(set(part) == set(vit_torch.ViT(PLAIN).state_dict()) for part in facts["parameters"].values())
 
 
-def test_the_verdict_is_the_last_line() -> None:
-    assert str(compare_plain(steps=2)).splitlines()[-1].startswith("PASS: after 2 steps ")
+def test_the_verdict_is_the_last_line(plain: TrainingComparison) -> None:
+    assert str(plain).splitlines()[-1].startswith("PASS: after 3 steps ")
 
 
 def test_zero_steps_are_refused() -> None:
