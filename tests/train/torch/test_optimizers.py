@@ -15,6 +15,8 @@ import parity
 import vit_spec
 from parity.checkpoints.weights import as_checkpoint
 from train.jax.optimizers import make_optimizer as make_jax
+from train.jax.parameter_tree import tree
+from train.mesh import Parameter
 from train.recipes import Optimizer
 from train.torch.optimizers import AdamW, make_optimizer, orthogonalize
 from vit_spec import ViTConfig
@@ -51,40 +53,58 @@ def float64() -> Iterator[None]:
         yield
 
 
-def random_tree(seed: int, config: ViTConfig = CONFIG) -> Any:
-    """Return random arrays with the shapes of the JAX twin's parameters, float64, whose values float32 has too."""
-    import vit_jax
-
+def random_tree(seed: int, config: ViTConfig = CONFIG, dtype: Any = np.float64) -> Any:
+    """Return random arrays with the shapes of the JAX twin's parameters, whose values float32 has too."""
     rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(lambda: vit_jax.init(config))
-    return jax.tree.map(lambda x: (0.1 * rng.standard_normal(x.shape)).astype(np.float32).astype(np.float64), shapes)
+
+    def draw(parameter: Parameter) -> np.ndarray:
+        shape = [config.sizes.get(axis, 1) for axis in parameter.axes]
+        return (0.1 * rng.standard_normal(shape)).astype(np.float32).astype(dtype)
+
+    return tree(config, draw)
 
 
-def to_torch(tree: Any, config: ViTConfig = CONFIG) -> dict[str, Any]:
+def to_torch(arrays: Any, config: ViTConfig = CONFIG) -> dict[str, Any]:
     """Return the same arrays by the names of the PyTorch twin."""
-    return {name: tensor.clone() for name, tensor in parity.to_torch(as_checkpoint(tree, config, "jax")).items()}
+    return {name: tensor.clone() for name, tensor in parity.to_torch(as_checkpoint(arrays, config, "jax")).items()}
+
+
+def run_torch(
+    settings: Optimizer, steps: int = STEPS, config: ViTConfig = CONFIG, dtype: Any = np.float64
+) -> Iterator[tuple[Any, Any]]:
+    """Yield for each step of PyTorch the parameters after it and before it."""
+    tensors = to_torch(random_tree(0, config, dtype), config)
+    optimizer = make_optimizer(settings, config, tensors)
+    for n in range(steps):
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        for name, grad in to_torch(random_tree(n + 1, config, dtype), config).items():
+            tensors[name].grad = grad
+        optimizer.step(RATE * (n + 1))
+        yield tensors, before
+
+
+def run_jax(
+    settings: Optimizer, steps: int = STEPS, config: ViTConfig = CONFIG, dtype: Any = np.float64
+) -> Iterator[tuple[Any, Any]]:
+    """Yield for each step of JAX the parameters after it and before it, with PyTorch's names."""
+    params = random_tree(0, config, dtype)
+    transformation = make_jax(settings, config)
+    state, update = transformation.init(params), jax.jit(transformation.update)
+    after = to_torch(params, config)
+    for n in range(steps):
+        updates, state = update(random_tree(n + 1, config, dtype), state, params, rate=RATE * (n + 1))
+        params = optax.apply_updates(params, updates)
+        before, after = after, to_torch(params, config)
+        yield after, before
 
 
 def run_both(
     settings: Optimizer, steps: int = STEPS, config: ViTConfig = CONFIG, dtype: Any = np.float64
 ) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Yield for each step the parameters after it and before it, of PyTorch and of JAX, with PyTorch's names."""
-    start = jax.tree.map(lambda x: x.astype(dtype), random_tree(0, config))
-    transformation = make_jax(settings, config)
-    state, params = transformation.init(start), start
-    tensors = to_torch(start, config)
-    optimizer = make_optimizer(settings, config, tensors)
-    update = jax.jit(transformation.update)
-    for n in range(steps):
-        grads = jax.tree.map(lambda g: g.astype(dtype), random_tree(n + 1, config))
-        before = {name: tensor.clone() for name, tensor in tensors.items()}
-        known = to_torch(params, config)
-        updates, state = update(grads, state, params, rate=RATE * (n + 1))
-        params = optax.apply_updates(params, updates)
-        for name, grad in to_torch(grads, config).items():
-            tensors[name].grad = grad
-        optimizer.step(RATE * (n + 1))
-        yield tensors, before, to_torch(params, config), known
+    runs = (run(settings, steps, config, dtype) for run in (run_torch, run_jax))
+    for of_torch, of_jax in zip(*runs, strict=True):
+        yield *of_torch, *of_jax
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["defaults", "no-decay", "clipped", "layer-decay", "frozen"])
@@ -122,7 +142,7 @@ def test_adafactor_factors_the_parameters_of_each_block_by_themselves() -> None:
 def test_in_float32_neither_framework_rounds_twice_as_much_as_the_other(name: Any) -> None:
     """With matrices of a real size: errors of sums grow with it."""
     settings, config = Optimizer(name=name, lr=1.0), vit_spec.get("vit_ti16", num_classes=10, depth=1, image_size=(32, 32))
-    exact = [{key: each.clone() for key, each in after.items()} for after, *_ in run_both(settings, 2, config)]
+    exact = [{key: each.clone() for key, each in after.items()} for after, _ in run_torch(settings, 2, config)]
     with jax.enable_x64(False):
         for expected, (ours, _, theirs, _) in zip(exact, run_both(settings, 2, config, np.float32), strict=True):
             errors = []
@@ -150,9 +170,9 @@ def test_an_unsound_step_changes_nothing() -> None:
 def test_the_update_for_gpus_is_the_same_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs here on the CPU, whose kernel rounds the decay.  Its bias corrections lose three digits."""
     settings = Optimizer(layer_decay=0.7, clip=0.5)
-    expected = [{key: each.clone() for key, each in after.items()} for after, *_ in run_both(settings)]
+    expected = [{key: each.clone() for key, each in after.items()} for after, _ in run_torch(settings)]
     monkeypatch.setattr(AdamW, "_runs_ahead", True)
-    for known, (after, before, *_) in zip(expected, run_both(settings), strict=True):
+    for known, (after, before) in zip(expected, run_torch(settings), strict=True):
         for key, tensor in after.items():
             assert (tensor - known[key]).norm() <= 1e-11 * (known[key] - before[key]).norm() + 1e-15 * known[key].norm(), (
                 key
