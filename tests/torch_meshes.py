@@ -56,8 +56,16 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 STEPS = 3
-RESUMED: tuple[Any, ...] = ("adamw", "adafactor", "muon")  # with moments of other shapes than the parameters
-OPTIMIZERS: tuple[Any, ...] = ("adamw", "sgd", "lamb", "lion", "adafactor", "muon")
+# With AdamW, blocks are computed again for the backward pass, while the parts of a batch are added up.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"ema": 0.0, "remat": "full"},
+    "sgd": {"ema": 0.0, "accumulate": 1},
+    "lamb": {"ema": 0.0, "accumulate": 1},
+    "lion": {"ema": 0.0, "accumulate": 1},
+    "adafactor": {"accumulate": 1},
+    "muon": {"accumulate": 1},
+}
+RESUMED = ("all parameters", "adafactor", "muon")  # the last two have moments of other shapes than the parameters
 
 
 def make_weights(config: ViTConfig) -> Checkpoint:
@@ -107,15 +115,27 @@ def weights(engine: TorchEngine) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in found.items()}
 
 
+def make_run(name: str, mesh: str, folder: Path = Path("nowhere")) -> TorchEngine:
+    """Return the engine of a run by its name: all parameters are trained with AdamW, or some of them with an optimizer."""
+    if name == "all parameters":
+        return make_engine(mesh, folder / name)
+    settings: dict[str, Any] = {"name": name, "eps": 1e-3, "freeze": ("blocks.0.*",)}
+    return make_engine(mesh, folder / name, optimizer=Optimizer(**settings), **OPTIMIZERS[name])
+
+
 def measure(mesh: str, folder: Path) -> dict[str, Any]:
-    """Return what a mesh gives: losses, weights, evaluations, updates of all optimizers, and a run that resumes."""
-    engine = make_engine(mesh)
-    out: dict[str, Any] = {"losses": train(engine, 0, STEPS), "weights": weights(engine)}
-    out["evaluated"] = [np.asarray(part).tolist() for part in engine.evaluate(make_batch(0, engine.batch_rows))]
-    out["entries"] = sum(local(p).numel() for p in engine._params.values())
-    for name in OPTIMIZERS:
-        engine = make_engine(mesh, optimizer=Optimizer(name=name, eps=1e-3, freeze=("blocks.0.*",)), ema=0.0, remat="full")
-        out[name] = [train(engine, 0, 2), weights(engine)]
+    """Return what a mesh gives: losses, weights, evaluations, updates of all optimizers, and runs that can be resumed."""
+    out: dict[str, Any] = {}
+    for name in ("all parameters", *OPTIMIZERS):
+        engine = make_run(name, mesh, folder)
+        out[name] = [train(engine, 0, STEPS - 1), weights(engine)]
+        if name in RESUMED:
+            engine.save_checkpoint(STEPS - 1, {"last": {}, "looked": False})
+            engine.close()
+            out[f"whole {name}"] = [train(engine, STEPS - 1, STEPS), weights(engine)]
+        if name == "all parameters":
+            out["evaluated"] = [np.asarray(part).tolist() for part in engine.evaluate(make_batch(0, engine.batch_rows))]
+            out["entries"] = sum(local(p).numel() for p in engine._params.values())
     for name, changes in MODELS.items():
         optimizer = Optimizer(name="muon" if "mlp" in changes else "sgd", eps=1e-3)  # the two matrices of gates are apart
         engine = make_engine(mesh, config=CONFIG.replace(**changes), optimizer=optimizer, rng="shared")
@@ -123,18 +143,12 @@ def measure(mesh: str, folder: Path) -> dict[str, Any]:
     student = CONFIG.replace(tokens={"distillation": True})
     engine = make_engine(mesh, config=student, is_taught=True, distillation="soft")
     out["taught"] = [train(engine, 0, 2), weights(engine)]
-    for name in RESUMED:
-        first = make_engine(mesh, folder / name, optimizer=Optimizer(name=name, eps=1e-3))
-        train(first, 0, STEPS - 1)
-        first.save_checkpoint(STEPS - 1, {"last": {}, "looked": False})
-        first.close()
-        out[f"whole {name}"] = [train(first, STEPS - 1, STEPS), weights(first)]
     return out
 
 
-def resume(mesh: str, folder: Path, name: Any) -> list[Any]:
+def resume(mesh: str, folder: Path, name: str) -> list[Any]:
     """Return the losses and the weights of a run that resumes from a checkpoint."""
-    engine = make_engine(mesh, folder / name, optimizer=Optimizer(name=name, eps=1e-3))
+    engine = make_run(name, mesh, folder)
     restored = engine.restore_checkpoint()
     assert restored is not None and restored[0] == STEPS - 1
     return [train(engine, STEPS - 1, STEPS), weights(engine)]
