@@ -3,12 +3,13 @@
     python -m tests.meshes data=8 data=2,fsdp=2,tensor=2 ...      # in float64
     python -m tests.meshes --bfloat16 data=2,fsdp=2,tensor=2      # one step in bfloat16, for the program that XLA dumps
     python -m tests.meshes --parts data=2,fsdp=2,tensor=2         # one update of each of OPTIMIZERS, and one step of MODEL
-    python -m tests.meshes --taught data=2,fsdp=2,tensor=2        # a student with a teacher, class weights and remat
 
-The first two use drop path, mixup, gradient accumulation and an EMA.  XLA_FLAGS sets the number of devices, so tests run
+The first two use drop path, mixup, gradient accumulation and an EMA.  On the meshes of TAUGHT, the first also trains a
+student with a teacher, class weights and remat.  XLA_FLAGS sets the number of devices, so tests run
 this module in a separate process.
 """
 
+import gc
 import json
 import sys
 from dataclasses import replace
@@ -25,7 +26,6 @@ from jax.sharding import NamedSharding
 import vit_spec
 from benchmarks.jax_program import analyze_program
 from parity.checkpoints.weights import as_checkpoint
-from tests.twins import perturbed_params
 from train.data.augment import Mix
 from train.data.batches import Batch
 from train.jax import sharding
@@ -34,7 +34,9 @@ from train.jax.memory_estimate import estimate_memory
 from train.jax.optimizers import make_optimizer
 from train.jax.parameter_tree import tree
 from train.loop.teacher import Teacher
+from train.mesh import Parameter
 from train.recipes import Augment, Optimizer, Recipe
+from vit_spec import ViTConfig
 
 CONFIG = vit_spec.get(
     "vit_ti16",
@@ -50,16 +52,26 @@ RECIPE = Recipe(
     ema=0.9,
 )
 STEPS = 3
+TAUGHT = ("data=1", "data=2,fsdp=2,tensor=2")
 
 OPTIMIZERS = ("muon", "adafactor", "lamb")  # optimizers whose updates are not elementwise
 PLAIN_RECIPE = Recipe(batch_size=8)
 MODEL = CONFIG.replace(norms={"shared_norm": True}, attention={"qkv_bias": "qv", "proj": False})
 
 
+def random_params(config: ViTConfig, seed: int = 0) -> Any:
+    """Return random parameters of the JAX twin, of jax's default floating-point dtype."""
+    random, dtype = np.random.default_rng(seed), jnp.zeros(()).dtype
+
+    def draw(parameter: Parameter) -> np.ndarray:
+        return (0.3 * random.normal(size=[config.sizes.get(word, 1) for word in parameter.axes])).astype(dtype)
+
+    return tree(config, draw)
+
+
 def make_engine(mesh: str, **changes: Any) -> JaxEngine:
-    """Return the engine of the tiny model, whose weights have jax's default floating-point dtype."""
-    params = jax.tree.map(lambda x: np.asarray(x, jnp.zeros(()).dtype), perturbed_params(CONFIG))
-    start = as_checkpoint(params, CONFIG, "jax")
+    """Return the engine of the tiny model."""
+    start = as_checkpoint(random_params(CONFIG), CONFIG, "jax")
     recipe = replace(RECIPE, mesh=mesh, **changes)
     return JaxEngine(
         CONFIG, recipe, task="classes", learning_rate=lambda step: 1e-2, initial_weights=start, folder=Path("nowhere")
@@ -69,10 +81,7 @@ def make_engine(mesh: str, **changes: Any) -> JaxEngine:
 def measure_taught(mesh: str) -> list[float]:
     """Return the losses of a student with two heads, taught by a model for larger images."""
     student, other = CONFIG.replace(tokens={"distillation": True}), CONFIG.replace(depth=1, image_size=(12, 12))
-    start, weights = (
-        as_checkpoint(jax.tree.map(lambda x: 3 * np.asarray(x, float), perturbed_params(config)), config, "jax")
-        for config in (student, other)
-    )
+    start, weights = (as_checkpoint(random_params(config), config, "jax") for config in (student, other))
     engine = JaxEngine(
         student,
         replace(RECIPE, mesh=mesh, distillation="soft", remat="full"),
@@ -107,6 +116,7 @@ def measure_mesh(mesh: str) -> dict[str, Any]:
     state = {"parameters": engine._state.params, "optimizer state": engine._state.moments, "EMA": engine._state.ema}
     return {
         "losses": losses,
+        "taught": measure_taught(mesh) if mesh in TAUGHT else [],
         "arguments": [compiled.arguments, estimate.state],
         "transfers": [_join_keys(compiled.transfers), _join_keys(estimate.transfers)],
         "state": {name: [_bytes_on_first_device(part), estimate.memory[name]] for name, part in state.items()},
@@ -119,11 +129,7 @@ def measure_mesh(mesh: str) -> dict[str, Any]:
 
 def first_update(name: Any, mesh: jax.sharding.Mesh | None) -> tuple[Any, Any]:
     """Return an optimizer's first update of random weights, on a mesh or on one device, and the compiled program."""
-    random = np.random.default_rng(0)
-    params, grads = (
-        tree(CONFIG, lambda parameter: random.normal(size=[CONFIG.sizes.get(word, 1) for word in parameter.axes]))
-        for _ in range(2)
-    )
+    params, grads = (random_params(CONFIG, seed) for seed in range(2))
     rule = make_optimizer(Optimizer(name=name), CONFIG, mesh)
     arguments = grads, jax.jit(rule.init)(params), params
     shardings: dict[str, Any] = {}
@@ -192,15 +198,13 @@ def _bytes_on_first_device(tree: Any) -> int:
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000, 50, 100)  # as in tests/conftest.py
     flag, *meshes = sys.argv[1:]
     sharding.join_cluster()
     if flag == "--bfloat16":
         make_engine(*meshes, dtype="bfloat16").step(make_batch(0, np.arange(RECIPE.batch_size)))
     elif flag == "--parts":
         print(json.dumps(measure_optimizers(*meshes)))
-    elif flag == "--taught":
-        jax.config.update("jax_enable_x64", True)
-        print(json.dumps(measure_taught(*meshes)))
     else:
         jax.config.update("jax_enable_x64", True)
         print(json.dumps({mesh: measure_mesh(mesh) for mesh in sys.argv[1:]}))

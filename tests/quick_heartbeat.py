@@ -1,8 +1,11 @@
 """Command that is `python -m train.jax` with a heartbeat of seconds, so that tests need not wait for a minute."""
 
+import gc
+
 from train.jax.__main__ import command
 from train.loop import heartbeat
 
 if __name__ == "__main__":
-    heartbeat.INTERVAL, heartbeat.PATIENCE = 0.5, 20.0
+    gc.set_threshold(100_000, 50, 100)  # as in tests/conftest.py
+    heartbeat.INTERVAL, heartbeat.PATIENCE = 0.5, 8.0
     command()
