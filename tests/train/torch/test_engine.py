@@ -32,7 +32,7 @@ from train.torch.losses import loss_and_metric, soft_targets
 from train.torch.runtime import one_line_errors
 from vit_spec import InputError, ViTConfig
 
-SIZES: dict[str, Any] = {"image_size": (8, 8), "patch_size": 4, "width": 16, "depth": 3, "num_heads": 2, "mlp_dim": 32}
+SIZES: dict[str, Any] = {"image_size": (8, 8), "patch_size": 4, "width": 16, "depth": 2, "num_heads": 2, "mlp_dim": 32}
 CONFIG = vit_spec.get("vit_ti16", num_classes=5, **SIZES)
 START = as_checkpoint(jax.tree.map(lambda x: np.asarray(x, np.float64), perturbed_params(CONFIG)), CONFIG, "jax")
 MIX = Mix(np.float32(0.75), np.array([0, 0, 4, 3], np.int32), np.float32(0.7))
@@ -117,14 +117,17 @@ def weights(engine: Any, name: str) -> dict[str, Any]:
 WEIGHTS = [0.4, 3.0, 0.0, 1.2, 0.9]
 RECIPES: dict[str, dict[str, Any]] = {
     "adamw": {},
-    "sgd": {"optimizer": Optimizer(name="sgd", lr=0.1)},
     "accumulated": {"accumulate": 3, "ema": 0.99, "label_smoothing": 0.1},
-    "mixed": {"augment": Augment(mixup=0.2, cutmix=1.0), "accumulate": 2},
     "sigmoid": {"loss": "sigmoid", "optimizer": Optimizer(layer_decay=0.8, freeze=("patch_embed.*",))},
-    "labels": {"label_smoothing": 0.1},
+    "labels": {"label_smoothing": 0.1, "optimizer": Optimizer(name="sgd", lr=0.1)},
     "values": {"ema": 0.9},
     "weighted": {"class_weights": WEIGHTS},
-    "weighted, mixed": {"class_weights": WEIGHTS, "augment": Augment(mixup=0.2), "label_smoothing": 0.1, "accumulate": 2},
+    "weighted, mixed": {
+        "class_weights": WEIGHTS,
+        "augment": Augment(mixup=0.2, cutmix=1.0),
+        "label_smoothing": 0.1,
+        "accumulate": 2,
+    },
     "weighted, sigmoid": {"class_weights": [WEIGHTS[::-1], WEIGHTS], "loss": "sigmoid"},
     "weighted labels": {"class_weights": [WEIGHTS[::-1], WEIGHTS]},
     "regularised": {"rng": "shared", "accumulate": 2, "seed": 2**40 + 3},
@@ -146,7 +149,7 @@ DISTILLED = {
 def teachers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the files of a teacher for images as they are, and of one for larger images that has more classes."""
     folder = tmp_path_factory.mktemp("teachers")
-    same = CONFIG.replace(depth=2)
+    same = CONFIG.replace(width=24)
     pixels = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)}
     other = CONFIG.replace(depth=1, image_size=(12, 16), num_classes=7, pixels=pixels, mlp={"activation": "gelu_tanh"})
     files = {}
@@ -157,8 +160,14 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return files
 
 
-@pytest.mark.parametrize("student", ["one head", "two heads"])
-@pytest.mark.parametrize("name", DISTILLED)
+# Which outputs the losses read does not depend on the losses, so each loss is tried with one kind of student.
+@pytest.mark.parametrize(
+    ("name", "student"),
+    [
+        *(("hard", "one head"), ("mixed", "one head"), ("sigmoid", "one head")),
+        *(("hard", "two heads"), ("soft", "two heads"), ("weighted", "two heads")),
+    ],
+)
 def test_distillation_agrees_in_float64(name: str, student: str, teachers: dict[str, str]) -> None:
     tokens = {"distillation": student == "two heads"}
     config = CONFIG.replace(tokens=tokens, positions={"covers": "all"})
