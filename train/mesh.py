@@ -12,6 +12,8 @@ A rule maps a named axis of `vit_spec.rows` to a mesh axis.  So it holds for eve
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from parity.checkpoints.formats import get
@@ -134,13 +136,16 @@ def images_per_device(batch_size: int, accumulate: int, sizes: AxisSizes) -> int
     return batch_size // parts
 
 
-def parameters(config: ViTConfig, format: str) -> dict[str, Parameter]:
+@lru_cache(maxsize=16)
+def parameters(config: ViTConfig, format: str) -> Mapping[str, Parameter]:
     """Return the parameters of a model as a format stores them, by the names of their rows in `vit_spec.rows`."""
     known = rows(config)
-    return {
-        name: Parameter(known[name], tuple(tuple(axis.name for axis in dim) for dim in layout.dims))
-        for name, layout in get(format).layouts(config).items()
-    }
+    return MappingProxyType(
+        {
+            name: Parameter(known[name], tuple(tuple(axis.name for axis in dim) for dim in layout.dims))
+            for name, layout in get(format).layouts(config).items()
+        }
+    )
 
 
 def shard_dims(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> tuple[Shard, ...]:

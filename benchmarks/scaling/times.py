@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -98,8 +99,14 @@ def group_shape(axes: str, sizes: AxisSizes, node: int) -> tuple[int, int]:
 
     The devices of a node have consecutive numbers, and the last axis of a mesh varies fastest.
     """
-    devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-    group = devices[tuple(slice(None) if name in axes.split("+") else 0 for name in sizes)].ravel()
+    return _group_shape(axes, tuple(sizes.items()), node)
+
+
+@cache
+def _group_shape(axes: str, sizes: tuple[tuple[str, int], ...], node: int) -> tuple[int, int]:
+    names, lengths = zip(*sizes, strict=True)
+    devices = np.arange(math.prod(lengths)).reshape(lengths)
+    group = devices[tuple(slice(None) if name in axes.split("+") else 0 for name in names)].ravel()
     nodes = len(np.unique(group // node))
     return nodes, group.size // nodes
 
