@@ -92,8 +92,7 @@ def sum_buckets(engine: TorchEngine) -> None:
         future.set_result(bucket.buffer())
         return future
 
-    if isinstance(engine._forward, DistributedDataParallel):
-        engine._forward.register_comm_hook(engine._mesh._group("data"), hook)
+    engine._forward.register_comm_hook(engine._mesh._group("data"), hook)
 
 
 class LiveTensors(TorchDispatchMode):
@@ -183,9 +182,10 @@ def main() -> None:
     for name, arguments in cases().items():
         options = {"config": CONFIG, **arguments}
         engine = make_engine(**options)
-        sum_buckets(engine)
-        for n in range(2):  # in the second step, DDP arranges its buckets and broadcasts their order
-            engine.step(make_batch(n, engine.batch_rows))
+        if isinstance(engine._forward, DistributedDataParallel):
+            sum_buckets(engine)
+            for n in range(2):  # in the second step, DDP arranges its buckets and broadcasts their order
+                engine.step(make_batch(n, engine.batch_rows))
         counted = CommDebugMode()
         with ExitStack() as stack:
             if name == "one part":  # it cannot count two forward passes

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -103,6 +104,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def jax_shapes(config: ViTConfig) -> Any:
+    """Return the shapes and dtypes of the parameters of the JAX twin, float32."""
+    import jax
+
+    import vit_jax
+
+    return jax.eval_shape(lambda: vit_jax.init(config))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 @pytest.mark.parametrize("option", OPTIONS)
@@ -117,7 +128,7 @@ def test_activations_are_those_that_jax_saves_for_the_backward_pass(option: str,
     model = vit_jax.ViT(config, vit_jax.Execution(dtype=narrow, remat=remat))
     params = jax.tree.map(
         lambda p: jax.ShapeDtypeStruct(p.shape, narrow if p.ndim > 2 else p.dtype),
-        jax.eval_shape(lambda: vit_jax.init(config)),
+        jax_shapes(config),
     )
 
     def apply(params: Any, images: Any) -> Any:
