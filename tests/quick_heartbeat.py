@@ -7,5 +7,5 @@ from train.loop import heartbeat
 
 if __name__ == "__main__":
     gc.set_threshold(100_000, 50, 100)  # as in tests/conftest.py
-    heartbeat.INTERVAL, heartbeat.PATIENCE = 0.5, 8.0
+    heartbeat.INTERVAL, heartbeat.PATIENCE = 0.5, 12.0
     command()
