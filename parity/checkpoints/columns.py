@@ -14,6 +14,7 @@ Before a conversion, `align` cuts the layouts of both formats into the same piec
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -45,6 +46,7 @@ class Piece(NamedTuple):
     part: str | None = None
 
     @classmethod
+    @lru_cache(maxsize=1024)  # the same few names are parsed for every config
     def parse(cls, text: str) -> Self:
         """Parse "blocks.attn.qkv.weight" or "blocks.attn.qkv.weight[qkv=1:kv]".
 
@@ -84,6 +86,14 @@ def parameter_of(text: str) -> str:
 def pieces_of(names: Iterable[str], parameter: str) -> list[str]:
     """Return the names, as in a column, that are a parameter or pieces of it, in the order of their indices."""
     return sorted((name for name in names if parameter_of(name) == parameter), key=lambda name: Piece.parse(name).start)
+
+
+def pieces_by_parameter(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return `pieces_of` each parameter of the names."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(parameter_of(name), []).append(name)
+    return {parameter: pieces_of(several, parameter) for parameter, several in found.items()}
 
 
 def check_pieces(names: Iterable[str]) -> None:
@@ -129,8 +139,9 @@ def align(source: Column, target: Column) -> tuple[Column, Column]:
     Parameters that the target lacks are left out.
     """
     aligned: tuple[dict[str, Layout], dict[str, Layout]] = ({}, {})
-    for parameter in dict.fromkeys(map(parameter_of, target)):
-        both = [pieces_of(column, parameter) for column in (source, target)]
+    pieces = [pieces_by_parameter(column) for column in (source, target)]
+    for parameter in pieces[1]:
+        both = [each.get(parameter, []) for each in pieces]
         names = both[1] if both[0] == [parameter] else both[0]
         if parameter not in both[0] and parameter not in both[1] and both[0] != both[1]:  # divided in two ways
             axis = Piece.parse(names[0]).axis

@@ -29,6 +29,7 @@ the same copy with the two layouts swapped.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple, Self
@@ -150,17 +151,17 @@ class Layout:
             raise error(f"{', '.join(repeated)} appears more than once")
         return layout
 
-    @property
+    @cached_property
     def key_axes(self) -> list[str]:
         """The axes in the key, in order."""
         return [axis for axis, _ in _KEY_AXIS.findall(self.key)]
 
-    @property
+    @cached_property
     def array_axes(self) -> list[Axis]:
         """The axes of the array, in order, with merged dimensions split."""
         return [axis for dim in self.dims for axis in dim]
 
-    @property
+    @cached_property
     def parameter_axes(self) -> list[str]:
         """All axes of the parameter: those in the key, then those in the array."""
         return self.key_axes + [axis.parameter_axis for axis in self.array_axes if axis.parameter_axis]

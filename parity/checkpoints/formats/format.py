@@ -7,7 +7,7 @@ define formats in files; see `parity/checkpoints/format_file.py`.
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from parity.checkpoints.columns import (
     check_pieces,
     check_unique_keys,
     parameter_of,
-    pieces_of,
+    pieces_by_parameter,
 )
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.layout import Array, Layout, Sizes, Spellings
@@ -139,6 +139,12 @@ def _parse_table(table: str, spellings: tuple[tuple[str, tuple[str, ...]], ...])
         parameter, _, layout = line.partition("|")
         layouts.setdefault(parameter.strip(), []).append(Layout.parse(layout, dict(spellings)))
     return layouts
+
+
+@cache
+def _pieces_in_table(names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return `pieces_by_parameter` of the names in a table.  Cached, because every config needs it."""
+    return pieces_by_parameter(names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,6 +285,7 @@ class Format:
             what = f"the files beside its weights do not describe a config ({type(error).__name__}: {error})"
             raise InputError(f"{what}: correct {self.config_file}, or remove it") from None
 
+    @lru_cache(maxsize=256)  # noqa: B019  # formats are few; one object for each variant, so that `layouts` finds it again
     def with_variant(self, variant: str) -> Self:
         """Return the format with one of its variants chosen.
 
@@ -304,6 +311,7 @@ class Format:
         spellings = {**self.spellings, **self.variant_spellings.get(variant, {})}
         return _parse_table(self.tables[variant], tuple(spellings.items()))
 
+    @lru_cache(maxsize=256)  # noqa: B019  # formats are few, and a conversion asks several times for the same layouts
     def layouts(self, config: ViTConfig) -> Column:
         """Return the layout of each parameter of a config, or the layouts of its pieces.
 
@@ -312,7 +320,8 @@ class Format:
         """
         variant = self._variant_for(config)
         table = self.table_layouts(variant)
-        names = {name: pieces_of(table, name) for name in rows(config)}
+        declared, pieces_in_table = rows(config), _pieces_in_table(tuple(table))
+        names = {name: pieces_in_table.get(name, []) for name in declared}
         missing = [f"has no key for {name}" for name, pieces in names.items() if not pieces]
         if self.definition:
             extra = [name for name in table if parameter_of(name) not in names and name not in self.definition.optional]

@@ -119,7 +119,7 @@ def test_a_config_that_a_format_cannot_store_is_refused_before_the_conversion():
     wrong = []
     for target in NAMES:
         for config in STRUCTURES:
-            if can_store(target, config):
+            if config in storable_configs(target):
                 continue
             try:
                 converted_arrays(Checkpoint(config, "torch", random_arrays(config)), target)
