@@ -14,7 +14,7 @@ pytest.importorskip("tensorstore")
 if sys.platform != "linux":
     pytest.skip("only Linux limits the memory of a process", allow_module_level=True)
 
-MAX_SECONDS = 15  # of processor time; the slowest file takes six
+MAX_SECONDS = 8  # of processor time; the slowest file takes three
 MAX_MEBIBYTES = 512  # the largest file takes 300
 MAX_ARRAY_BYTES = 2**30  # of arrays that are accepted
 
