@@ -39,9 +39,11 @@ class _SkipInitialisation(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = tuple(args)
-        drawing = (torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.erfinv_, torch.nn.init.trunc_normal_)
-        return given[0].zero_() if func in drawing else func(*given, **(kwargs or {}))
+        given, named = tuple(args), kwargs or {}
+        # Of torch.Tensor, of torch.nn.init, or what transformers puts in place of torch.nn.init.
+        if getattr(func, "__name__", "").endswith(("uniform_", "normal_", "erfinv_")):
+            return (given[0] if given else named["tensor"]).zero_()
+        return func(*given, **named)
 
 
 @contextlib.contextmanager
