@@ -81,9 +81,14 @@ BUILDERS = {  # published sizes
 }
 
 
+def is_array(leaf: Any) -> bool:
+    """Return whether a leaf is an array, or the shape of one."""
+    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
 def named(model: Any) -> dict[str, Any]:
     """Return the arrays of a module by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(model, eqx.is_array))
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(model, is_array))
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
@@ -98,16 +103,18 @@ def with_arrays(model: Any, arrays: dict[str, Any]) -> Any:
 def model(name: str) -> Any:
     """Return a module with random weights in float64; rotary periods stay as the module computes them."""
     with float64(attention, posemb):
-        if name in BUILDERS:
-            empty = BUILDERS[name][1]()
-        else:
-            empty = vit.VisionTransformer(**{**SIZES, **SMALL[name][1]}, key=jax.random.key(0))
-        rng, kept = rng_for(name), "local_pos_embed/patch_rope/freqs"
-        shapes = {key: leaf.shape for key, leaf in named(empty).items() if key != kept}
-        drawn = {key: draw(rng, key, shape, kernels_first=False) for key, shape in shapes.items()}
-        return with_arrays(empty, {key: jax.numpy.asarray(value) for key, value in drawn.items()})
+        small = functools.partial(vit.VisionTransformer, **SIZES, key=jax.random.key(0))
+        build = BUILDERS[name][1] if name in BUILDERS else functools.partial(small, **SMALL[name][1])
+        empty, kept = eqx.filter_eval_shape(build), "local_pos_embed/patch_rope/freqs"  # without drawing weights
+        rng, shapes = rng_for(name), {key: leaf.shape for key, leaf in named(empty).items()}
+        drawn = {key: draw(rng, key, shape, kernels_first=False) for key, shape in shapes.items() if key != kept}
+        arrays = {key: jax.numpy.asarray(value) for key, value in drawn.items()}
+        if kept in shapes:
+            arrays[kept] = eqx.filter_jit(lambda: named(build())[kept])()  # compiles the periods alone
+        return with_arrays(empty, arrays)
 
 
+@eqx.filter_jit
 def run(module: Any, images: Any) -> Any:
     return jax.vmap(lambda image: module(image, key=jax.random.key(0), inference=True))(images)
 
@@ -118,8 +125,8 @@ def outputs(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def images(name: str, given: dict[str, Any]) -> np.ndarray:
-    default = (12, 12) if name in SMALL else (224, 224)
-    return noise(rng_for(name), (2, 3, *given.get("image_size", default)), 1.0)
+    count, default = (2, (12, 12)) if name in SMALL else (1, (224, 224))
+    return noise(rng_for(name), (count, 3, *given.get("image_size", default)), 1.0)
 
 
 def save(name: str, path: Path) -> Path:
@@ -138,8 +145,7 @@ def test_the_twins_compute_the_outputs_and_gradients_of_equimo(name: str, tmp_pa
     checkpoint = prove(path, x, expected, format=f"equimo:{variant}", peer=PEER, given=given)
     direction = noise(rng_for(f"direction {name}"), expected.shape, 1.0)
     with float64(attention, posemb):
-        arrays, static = eqx.partition(model(name), eqx.is_array)
-        gradients = named(jax.grad(lambda arrays: (run(eqx.combine(arrays, static), x) * direction).sum())(arrays))
+        gradients = named(eqx.filter_jit(eqx.filter_grad(lambda model: (run(model, x) * direction).sum()))(model(name)))
     assert_gradients(checkpoint, x, direction, {key: np.asarray(leaf) for key, leaf in gradients.items()})
 
 
@@ -153,7 +159,8 @@ def test_the_twins_compute_the_outputs_of_the_published_sizes(name: str, tmp_pat
 
 def test_the_twins_resample_positions_as_equimo_does(tmp_path: Path) -> None:
     with float64(attention, posemb):
-        larger = vit.VisionTransformer(**{**SIZES, "dynamic_img_size": True}, key=jax.random.key(0))
+        build = functools.partial(vit.VisionTransformer, **SIZES, dynamic_img_size=True, key=jax.random.key(0))
+        larger = eqx.filter_eval_shape(build)
         x = noise(rng_for("larger"), (2, 3, 20, 24), 1.0)
         expected = np.asarray(run(with_arrays(larger, named(model("vit"))), x))
     path = save("vit", tmp_path / "theirs.safetensors")
