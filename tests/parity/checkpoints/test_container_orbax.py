@@ -313,6 +313,7 @@ def test_an_array_of_impossible_size_is_refused(tmp_path, field, value):
     assert "\n" not in str(error.value) and str(tmp_path / "c") in str(error.value)
 
 
+@pytest.mark.parametrize("written_checkpoint", ["v1", "standard", "zarr", "zarr3"], indirect=True)  # the others are alike
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_changed_or_truncated_files_are_refused_or_read_with_their_shapes(written_checkpoint, tmp_path, data):
