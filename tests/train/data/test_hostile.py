@@ -86,11 +86,11 @@ def test_nested_extension_headers_in_a_tar_file_are_refused(tmp_path):
 
 def test_a_decompression_bomb_in_an_idx_file_is_refused(tmp_path):
     with gzip.open(tmp_path / "train-images-idx3-ubyte.gz", "wb", 9) as file:
-        file.write(struct.pack(">IIII", 0x803, 2**15, 28 * 28, 28))
-        for _ in range(40):
+        file.write(struct.pack(">IIII", 0x803, 2**14, 28 * 28, 28))
+        for _ in range(20):
             file.write(bytes(2**24))
     with gzip.open(tmp_path / "train-labels-idx1-ubyte.gz", "wb") as file:
-        file.write(struct.pack(">II", 0x801, 2**15) + bytes(2**15))
+        file.write(struct.pack(">II", 0x801, 2**14) + bytes(2**14))
     assert "no images do" in refusal_message(f"idx:{tmp_path}")
 
 
@@ -174,11 +174,11 @@ def test_an_expensive_header_in_an_npz_file_is_refused(tmp_path, header):
 
 def test_a_decompression_bomb_in_an_npz_file_is_refused(tmp_path):
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (2**10, 2**10, 2**9)})
+    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (2**10, 2**10, 320)})
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
         with file.open("train_images.npy", "w") as member:
             member.write(head.getvalue())
-            for _ in range(2**5):
+            for _ in range(20):
                 member.write(bytes(2**24))
         labels = io.BytesIO()
         np.save(labels, np.arange(2**10) % 2)
@@ -528,7 +528,7 @@ def test_a_long_text_repeated_very_often_in_parquet_is_refused(tmp_path):
 
 
 def test_a_decompression_bomb_in_parquet_is_refused(tmp_path):
-    write_parquet(tmp_path / "a.parquet", lambda pa: pa.array([0, 0, 1, 1]), lambda pa: pa.array([bytes(2**27)] * 4))
+    write_parquet(tmp_path / "a.parquet", lambda pa: pa.array([0, 0, 1, 1]), lambda pa: pa.array([bytes(5 * 2**24)] * 4))
     assert "which no images do" in refusal_message(f"parquet:{tmp_path}")
 
 
