@@ -48,8 +48,10 @@ def jax_logits(checkpoint: Checkpoint, images: np.ndarray) -> np.ndarray:
         return np.asarray(lowered.compile(compiler_options=quick)(params, nhwc))
 
 
-def prove_gradients(checkpoint: Checkpoint, images: np.ndarray, model: Any) -> None:
+def prove_gradients(checkpoint: Checkpoint, images: np.ndarray, model: Any) -> np.ndarray:
     """Assert that both twins have the gradients of a PyTorch library's model, for a random weighted sum of the outputs.
+
+    Return the outputs of the JAX twin in float64, which it computes on the way.
 
     A gradient has the shape of its weight, so the format converts it as it converts the weight.
 
@@ -80,10 +82,14 @@ def prove_gradients(checkpoint: Checkpoint, images: np.ndarray, model: Any) -> N
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parity.to_jax(checkpoint))
         jax_model, nhwc = vit_jax.ViT(checkpoint.config), images.transpose(0, 2, 3, 1)
-        gradient = jax.grad(lambda params: (jax_model.apply({"params": params}, nhwc) * direction).sum())
+
+        def weighted_sum(params: Any) -> tuple[Any, Any]:
+            logits = jax_model.apply({"params": params}, nhwc)
+            return (logits * direction).sum(), logits
+
+        lowered = jax.jit(jax.grad(weighted_sum, has_aux=True)).lower(params)
         quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # runs once
-        gradients = jax.jit(gradient).lower(params).compile(compiler_options=quick)(params)
-        gradients = jax.tree.map(np.asarray, gradients)
+        gradients, logits = jax.tree.map(np.asarray, lowered.compile(compiler_options=quick)(params))
     found["jax"] = {key: value.numpy() for key, value in parity.to_torch(gradients, checkpoint.config).items()}
 
     # The softmax cancels biases of keys: their gradients are rounding noise, so no gradient is compared with less than a
@@ -96,6 +102,7 @@ def prove_gradients(checkpoint: Checkpoint, images: np.ndarray, model: Any) -> N
             for key, each in expected.items()
         }
         assert max(errors.values()) <= FLOAT64_TOLERANCE, (twin_name, max(errors, key=errors.__getitem__), errors)
+    return logits
 
 
 def hidden_states(checkpoint: Checkpoint, images: np.ndarray) -> list[np.ndarray]:
@@ -142,8 +149,11 @@ def prove(
     peer: str,
     given: dict[str, Any] | None = None,
     hidden: list[np.ndarray] | None = None,
+    model: Any = None,
 ) -> Checkpoint:
     """Assert that both twins compute a library's outputs from its file, and return the checkpoint.
+
+    With `model`, also assert that they have its gradients.
 
     The outputs are compared in float64 and, for the PyTorch twin, in float32.
 
@@ -154,12 +164,14 @@ def prove(
     peer: the library and its version, for the table of formats.
     given: fields of the config that neither the file nor the format determines.
     hidden: the output of each block of the library's model, (B, N, D).
+    model: the library's model, in PyTorch and in float64.
     """
     checkpoint = parity.load(path, given=given)
     assert checkpoint.format == format
+    by_jax = jax_logits(checkpoint, images) if model is None else prove_gradients(checkpoint, images, model)
     errors = {
         "torch": relrms(torch_logits(checkpoint, images), logits),
-        "jax": relrms(jax_logits(checkpoint, images), logits),
+        "jax": relrms(by_jax, logits),
     }
     assert max(errors.values()) <= FLOAT64_TOLERANCE, errors
     if hidden is not None:
