@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import prod
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -341,7 +342,7 @@ class Format:
             other = owners.setdefault(layout.key, layout)
             if other is not layout and not (other.is_part and layout.is_part):
                 raise InputError(f"format {self.name!r} stores several parameters under one key: {layout.key}")
-        return column
+        return MappingProxyType(column)
 
     def check_column(self, column: Column, sizes: Sizes) -> None:
         """Check what only the lengths of axes show: no key is used twice, and parameters share no entries of an array.
