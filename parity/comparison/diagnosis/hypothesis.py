@@ -221,14 +221,12 @@ class Runner:
         for number in range(first if start else 0, 1 + last):
             if number:
                 x = model.blocks[number - 1](x, 0.0, tables)
-            if not key or (len(key) == 1 and number == last):
-                self._store((key, images, number), x, tables)
+            # Outputs of the last block save more time, so half of the cache is for these alone.
+            reserved = 0 if number == last else CACHE_BYTES // 2
+            if (not key or (len(key) == 1 and number == last)) and x.nbytes < self._cache_bytes_left - reserved:
+                self._cache_bytes_left -= x.nbytes
+                self._cache[key, images, number] = x, tables
         return x  # type: ignore[no-any-return]
-
-    def _store(self, key: tuple[Any, ...], x: "torch.Tensor", tables: Any) -> None:
-        if x.nbytes < self._cache_bytes_left:
-            self._cache_bytes_left -= x.nbytes
-            self._cache[key] = x, tables
 
     def _digest_of(self, images: Array) -> bytes:
         """Return a digest of the images; most trials share one array, which is read once."""
