@@ -5,8 +5,8 @@
     python -m tests.meshes --parts data=2,fsdp=2,tensor=2         # one update of each of OPTIMIZERS, and one step of MODEL
 
 The first two use drop path, mixup, gradient accumulation and an EMA.  On the meshes of TAUGHT, the first also trains a
-student with a teacher, class weights and remat.  XLA_FLAGS sets the number of devices, so tests run
-this module in a separate process.
+student with a teacher, class weights and remat.  XLA_FLAGS sets the number of devices, so tests run this module in a
+separate process.
 """
 
 import gc

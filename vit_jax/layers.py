@@ -49,8 +49,8 @@ class ViTModule(nn.Module):
 
     def declare(self, leaf: str, shape: Shape) -> Array:
         """Declare the parameter `leaf` of this module and return it; initial values are float32."""
-        # Whenever a model is traced, flax traces the initializers of the parameters that exist, to compare shapes.  That of
-        # random numbers takes two fifths of the time.
+        # To check the shape of a parameter that exists, flax traces its initializer whenever a model is traced.  With those
+        # that draw random numbers, that would take two fifths of the time of tracing a forward pass.
         exists = self.has_variable("params", leaf)
         draw = partial(draw_parameter, self.config, (*self.path, leaf))
         return self.param(leaf, (lambda key, shape: jnp.zeros(shape)) if exists else draw, shape)
