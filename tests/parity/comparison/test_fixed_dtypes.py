@@ -98,6 +98,18 @@ def test_a_part_in_bfloat16_fails_the_second_check() -> None:
     assert report.origin.kind == "precision" and report.origin.flax.operation == "convert_element_type"
 
 
+@pytest.mark.parametrize(("bits", "name"), [((8, 10), "TF32"), ((8, 7), "bfloat16"), ((4, 3), "e4m3")])
+def test_a_part_that_is_rounded_without_a_cast_fails_the_second_check(bits: tuple[int, int], name: str) -> None:
+    report = compare(Linear(lambda y: jax.lax.reduce_precision(y, *bits)))
+    assert report.verdict.startswith("FAIL G1") and [part.dtype for part in report.fixed_parts] == [name], str(report)
+    assert report.origin.kind == "precision" and report.origin.flax.operation == "reduce_precision"
+
+
+def test_a_rounding_to_float64_is_no_part_with_a_fixed_dtype() -> None:
+    report = compare(Linear(lambda y: jax.lax.reduce_precision(y, 11, 52)), level="function")
+    assert report.passed and not report.fixed_parts
+
+
 def test_a_part_of_torch_in_bfloat16_is_the_origin_of_the_error() -> None:
     report = compare(torch_model=TorchLinear(lambda y: y.bfloat16().to(y.dtype) * 2), level="precision")
     assert not report.passed

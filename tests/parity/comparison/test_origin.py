@@ -1,5 +1,6 @@
 """The origin of a difference: the operation that is fed the same values and differs, not the first module to show it."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from flax import linen, nnx
 from torch import nn
 
 from parity.comparison.any_model.assertion import compare_models
+from parity.comparison.any_model.trace.origin import Origin
+from parity.comparison.any_model.trace.places import Place
 from tests.pairs_of_models import perturbed_module
 
 RNG = np.random.default_rng(0)
@@ -295,6 +298,26 @@ def test_outputs_in_another_order_are_named() -> None:
     assert (report.origin.flax.operation, report.origin.flax.file) == ("reshape", THIS)
 
 
+def test_outputs_that_differ_by_little_more_than_the_tolerance_are_not_called_reordered() -> None:
+    class Scaled(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            y = linen.Dense(8, name="fc")(x)
+            return y.at[0, 0, :2].add(jnp.array([2e-11, -2e-11], y.dtype))  # the sums of the outputs stay the same
+
+    class TorchLinear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x)
+
+    variables = Scaled().init(jax.random.key(0), TOKENS)
+    report = compare_models(Scaled().apply, variables, TorchLinear(), TOKENS, level="function")
+    assert not report.passed and "order" not in str(report.origin) and "the outputs agree" not in str(report)
+
+
 def test_the_origin_is_in_the_message() -> None:
     report = compare_models(Model.__call__, perturbed_module(Model("eps")), TorchModel(), TOKENS, level="function")
     second = str(report).splitlines()[1]
@@ -469,6 +492,12 @@ def test_tokens_in_another_order_are_named_where_they_are_joined() -> None:
     report = compare_models(FlaxPrefixed().apply, variables, Prefixed(False), TOKENS, level="function")
     assert not report.passed and report.origin.torch.operation == "cat", str(report)
     assert report.origin.flax.operation == "concatenate"
+
+
+def test_results_that_differ_in_their_order_alone_are_not_said_to_differ_by_a_rounding_error() -> None:
+    origin = Origin(Place("", "concatenate"), Place("", "view"), "operation", 6.7e-16)
+    assert str(origin).endswith("the same values enter, and the results are the same numbers in another order")
+    assert str(replace(origin, difference=6.7e-12)).endswith("the results differ by 6.7e-12")
 
 
 class RmsNorm(nn.Module):

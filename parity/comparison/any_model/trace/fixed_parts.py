@@ -8,6 +8,8 @@ from parity.comparison.any_model.trace.places import Stack
 from parity.comparison.any_model.trace.scope import Scope, inner_jaxprs
 
 NARROW_TYPES = ("float32", "float16", "bfloat16")
+_NAMES_OF_BITS = {(8, 23): "float32", (8, 10): "TF32", (5, 10): "float16", (8, 7): "bfloat16"}  # of exponent and mantissa
+_FLOAT64_BITS = (11, 52)
 RANDOM_BITS = ("bitcast_convert_type", "random_bits", "random_wrap", "random_unwrap", "threefry2x32", "nextafter")
 
 
@@ -52,7 +54,7 @@ def _fixed_parts(jaxpr: Any, scope: Scope, stored: set[Any]) -> Iterator[FixedPa
             same = len(each.invars) == len(is_stored)
             given = {v for v, is_so in zip(each.invars, is_stored, strict=True) if is_so} if same else set()
             yield from _fixed_parts(each, scope.inside(equation), given | set(each.constvars))
-        created = {name for v in equation.outvars if v in used and (name := narrow_float(v.aval))}
+        created = {name for v in equation.outvars if v in used and (name := _rounded_to(equation) or narrow_float(v.aval))}
         known = {
             name
             for v, is_so in zip(equation.invars, is_stored, strict=True)
@@ -61,6 +63,14 @@ def _fixed_parts(jaxpr: Any, scope: Scope, stored: set[Any]) -> Iterator[FixedPa
         if not inner and created - known and equation.primitive.name not in RANDOM_BITS:
             here = scope.inside(equation)
             yield FixedPart("flax", here.module, min(created - known), equation.primitive.name, here.stack)
+
+
+def _rounded_to(equation: Any) -> str:
+    """Return the precision to which an operation rounds float64 without changing the dtype; "" if it does not."""
+    if equation.primitive.name != "reduce_precision" or str(equation.outvars[0].aval.dtype) != "float64":
+        return ""
+    bits = (equation.params["exponent_bits"], equation.params["mantissa_bits"])
+    return "" if bits == _FLOAT64_BITS else _NAMES_OF_BITS.get(bits, f"e{bits[0]}m{bits[1]}")
 
 
 def _used_numbers(jaxpr: Any) -> set[Any]:

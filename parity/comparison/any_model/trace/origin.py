@@ -24,7 +24,7 @@ from parity.comparison.any_model.trace.graph import (
     without_repetition,
 )
 from parity.comparison.any_model.trace.places import Line, Place, lines_between
-from parity.comparison.tolerances import ErrorNorms
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 
 _STEPS = ("between", "layers")  # kinds of origins at which a step may be missing
 _MAX_PERMUTED = 5  # axes of arrays whose orders are compared
@@ -73,6 +73,8 @@ class Origin:
             return f"what enters {where} differs, and what the models compute last before it agrees{note}"
         if self.kind == "layers":
             return f"{where}: the same values enter, and the weights of different layers follow"
+        if 0 < self.difference <= FLOAT64_TOLERANCE:
+            return f"{where}: the same values enter, and the results are the same numbers in another order"
         by = f" by {self.difference:.1e}" if self.difference else ""
         return f"{where}: the same values enter, and the results differ{by}"
 
