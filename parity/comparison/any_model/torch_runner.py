@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -81,13 +81,16 @@ class TorchRunner:
         import torch
 
         self._names = names
-        own, tensors = self._copy(dtype), self._tensors(dtype)
-        self.batch_norms = _watched_batch_norms(own)
-        tensors = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors]
         parts: list[FixedPart] = []
-        with _exact_torch(), all_in_float64(own, parts) if dtype == "float64" else nullcontext():
+        with _exact_torch(), ExitStack() as stack:
+            own, tensors = self._copy(dtype), self._tensors(dtype)
+            self.batch_norms = _watched_batch_norms(own)
+            tensors = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors]
+            if dtype == "float64":
+                stack.enter_context(all_in_float64(own, parts))
             with self._given_masks():
-                returned = _call(own, self._permuted(tensors), dtype)
+                # Copies, because a model may change its inputs in place, which autograd forbids for leaves.
+                returned = _call(own, self._permuted([tensor.clone() for tensor in tensors]), dtype)
             outputs = self._named(returned, names)
             value = (
                 default_loss(outputs, self._seed, partial(torch.tensor, dtype=getattr(torch, dtype)))
@@ -225,13 +228,14 @@ def _restore_numbers(module: Any, copied: Any, keys: Collection[str]) -> Iterato
 
 @contextmanager
 def _exact_torch() -> Iterator[None]:
-    """Run PyTorch with matrix products computed in the dtype of their operands."""
+    """Run PyTorch with matrix products in the dtype of their operands, and with gradients, which the caller may disable."""
     import torch
 
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
         torch.set_float32_matmul_precision(precision)
 

@@ -127,6 +127,27 @@ def test_outputs_are_matched_by_name_or_position(kind: str, torch_kind: str, nam
     assert report.passed and {row.name for row in report.rows if row.name.startswith("output")} == names
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_compared_where_the_caller_computes_none(mode: Any) -> None:
+    with mode():
+        assert compare_models(Mlp.__call__, perturbed_module(Mlp(nnx.Rngs(0))), TorchMlp(), ROWS).passed
+
+
+def test_a_model_that_changes_its_input_in_place_is_compared() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x.sub_(0.5).div_(0.25))
+
+    model, images = linen.Dense(4), ROWS.copy()
+    variables = model.init(jax.random.key(0), ROWS)
+    assert compare_models(lambda v, x: model.apply(v, (x - 0.5) / 0.25), variables, InPlace(), images).passed
+    assert np.array_equal(images, ROWS)
+
+
 def test_a_custom_loss_is_differentiated() -> None:
     report = compare_linear(loss=lambda y: (y**3).sum())
     assert report.passed and report.runs["torch float64"]["loss"] == pytest.approx(
