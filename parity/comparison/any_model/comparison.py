@@ -382,6 +382,8 @@ class Comparison:
         if fixed := self._unequal_fixed_keys():
             which = f"{_listed(fixed)} of torch, which no optimizer trains"
             yield f"the values of {which}, differ between the two models: both ran with those of {self._source}"
+        if self.torch.is_random:
+            yield "torch draws random numbers in evaluation, as a dropout does that ignores eval(): the next run may differ"
         if self._unbiased:
             keys = _listed([*dict.fromkeys(self._unbiased)])
             yield f"PyTorch divides the running variance of {keys} by n - 1, and Flax by n; here both divide by n - 1"

@@ -33,6 +33,7 @@ class TorchRunner:
             computes them in float64.
         skipped: names and types of the parts of the return value that are no arrays.
         is_detached: whether the loss of the last run had no gradient, known after a run.
+        is_random: whether the last run drew random numbers in evaluation, known after a run.
         batch_norms: for the key of each running variance that the last run updated, the momentum and the number of
             entries of which it is the variance.
     """
@@ -59,7 +60,7 @@ class TorchRunner:
         self._masks, self._loss, self._seed = masks, loss, seed
         self.parts: list[FixedPart] = []
         self.skipped: dict[str, str] = {}
-        self.is_detached = False
+        self.is_detached = self.is_random = False
         self.batch_norms: dict[str, tuple[float, int]] = {}
         self._names: Mapping[str, str] = {}
         self._numbers: list[FixedPart] = []
@@ -90,7 +91,9 @@ class TorchRunner:
                 stack.enter_context(all_in_float64(own, parts))
             with self._given_masks():
                 # Copies, because a model may change its inputs in place, which autograd forbids for leaves.
+                before = torch.get_rng_state()
                 returned = _call(own, self._permuted([tensor.clone() for tensor in tensors]), dtype)
+                self.is_random = self._masks is None and not torch.equal(before, torch.get_rng_state())
             outputs = self._named(returned, names)
             value = (
                 default_loss(outputs, self._seed, partial(torch.tensor, dtype=getattr(torch, dtype)))

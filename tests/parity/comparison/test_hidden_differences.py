@@ -281,6 +281,13 @@ def test_a_buffer_whose_values_differ_is_a_note() -> None:
     assert report.passed and note.startswith("the values of scale of torch, which no optimizer trains, differ")
 
 
+def test_random_numbers_in_evaluation_are_a_note() -> None:
+    report = compare(lambda y: y, lambda y: y + 0 * nn.functional.dropout(y, 0.1))
+    [note] = report.notes
+    assert report.passed and note.startswith("torch draws random numbers in evaluation")
+    assert not compare(lambda y: y, lambda y: nn.functional.dropout(y, 0.1, training=False)).notes
+
+
 # Constants ------------------------------------------------------------------------------------------------------------
 
 
