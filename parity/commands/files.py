@@ -4,9 +4,8 @@ import argparse
 import json
 import os
 import re
-import sys
 import time
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,9 +179,10 @@ def _table_path(args: argparse.Namespace) -> Path | None:
 def _derive_table(args: argparse.Namespace) -> "DerivedTable":
     """Return the table of the class that --like names."""
     from parity.comparison.own_model import derive_table  # slow to import
+    from parity.comparison.own_model.construct import prints_to_stderr
 
     given = parse_overrides(args.set)
-    with redirect_stdout(sys.stderr):  # what the user's code prints is not the output of this command
+    with prints_to_stderr():  # what the user's code prints is not the output of this command
         return derive_table(args.like, args.source, given=given, strip=args.strip, ignore=args.ignore)
 
 

@@ -5,22 +5,27 @@ This runs the user's code.
 
 import inspect
 import re
-import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from parity.comparison.any_model.assertion import compare_models
 from parity.comparison.any_model.report import Report, UnequalWeightsError
-from parity.comparison.own_model.construct import first_line, import_attribute, working_directory_on_path
+from parity.comparison.own_model.construct import (
+    first_line,
+    import_attribute,
+    prints_to_stderr,
+    working_directory_on_path,
+)
 from vit_spec import InputError, nearest
 
 _NAME = re.compile(r"(\w+(?:\.\w+)*)\s*:\s*(\w+(?:\.\w+)*)")
 _PARAMETERS = inspect.signature(compare_models).parameters
 _REQUIRED = tuple(name for name, each in _PARAMETERS.items() if each.default is each.empty)
-_OURS = Path(__file__).parents[3]
+_OURS = [Path(__file__).parents[3] / name for name in ("parity", "vit_spec")]
+_PYTHON = Path(sysconfig.get_path("stdlib"))
 
 
 def compare_named_pair(name: str, level: str | None = None) -> Report:
@@ -40,7 +45,7 @@ def compare_named_pair(name: str, level: str | None = None) -> Report:
     match = _NAME.fullmatch(name.strip())
     if not match:
         raise InputError(f"{name!r} does not name a function: write it as package.module:function")
-    with working_directory_on_path(), redirect_stdout(sys.stderr):
+    with working_directory_on_path(), prints_to_stderr():
         function = import_attribute(match[1], match[2], name)
         if not callable(function):
             raise InputError(f"{name} is a {type(function).__name__}: name a function that returns the models")
@@ -81,4 +86,4 @@ def _place(error: BaseException) -> str:
 
 
 def _is_user_file(path: Path) -> bool:
-    return path.is_file() and not any(path.is_relative_to(_OURS / name) for name in ("parity", "vit_spec"))
+    return path.is_file() and not any(path.is_relative_to(folder) for folder in (*_OURS, _PYTHON))

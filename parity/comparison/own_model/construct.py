@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,22 @@ def working_directory_on_path() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
+
+
+@contextmanager
+def prints_to_stderr() -> Iterator[None]:
+    """Send what the user's code prints to stdout to stderr, also what libraries in C and child processes print."""
+    sys.stdout.flush()
+    with redirect_stdout(sys.stderr):
+        stdout = os.dup(1)
+        try:
+            os.dup2(2, 1)
+            yield
+        finally:
+            if sys.__stdout__ is not None:
+                sys.__stdout__.flush()
+            os.dup2(stdout, 1)
+            os.close(stdout)
 
 
 @contextmanager

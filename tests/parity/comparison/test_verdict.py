@@ -49,6 +49,12 @@ def misspelled(): return pair(input_axis="")
 def incomplete(): return {"params": {}}
 def a_list(): return []
 def raises(): return 1 / 0
+def child_prints():
+    import os, subprocess
+    os.write(1, b"a library; ")
+    subprocess.run(["echo", "a child"], check=True)
+    return pair()
+def two_inputs(): return pair(inputs=[[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
 def other_width(): return pair(inputs=np.zeros((3, 5), np.float32))
 """
 
@@ -119,6 +125,20 @@ def test_the_name_of_a_file_is_refused_with_that_of_its_module(capsys: pytest.Ca
 def test_an_error_of_the_users_code_names_its_line(run: Any) -> None:
     line = OF_USER.splitlines().index("def raises(): return 1 / 0") + 1
     assert run("raises")[2].endswith(f".py, line {line})\n")
+
+
+def test_stdout_has_only_the_object_if_libraries_and_child_processes_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models_that_print.py").write_text(OF_USER)
+    monkeypatch.chdir(tmp_path)
+    assert main(["assert", "models_that_print:child_prints", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["passed"] and err.startswith("a library; a child\n")
+
+
+def test_a_line_of_the_standard_library_is_not_called_the_users(run: Any) -> None:
+    assert run("two_inputs")[2].endswith("takes 2 positional arguments but 3 were given\n")
 
 
 # The page -------------------------------------------------------------------------------------------------------------
