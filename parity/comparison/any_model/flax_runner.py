@@ -239,5 +239,6 @@ def exact_jax(dtype: str) -> Iterator[None]:
     import jax
 
     cpu = jax.default_device(jax.devices("cpu")[0])
-    with jax.enable_x64(dtype == "float64"), cpu, jax.default_matmul_precision("highest"):
+    jit = jax.disable_jit(False)  # which the caller may have disabled, and a compiled run needs
+    with jax.enable_x64(dtype == "float64"), cpu, jit, jax.default_matmul_precision("highest"):
         yield

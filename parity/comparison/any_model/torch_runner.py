@@ -69,9 +69,10 @@ class TorchRunner:
         """Return the shapes of the outputs by name, in the order of axes of PyTorch."""
         import torch
 
-        own, tensors = self._copy("float64"), self._permuted(self._tensors("float64"))
-        with torch.no_grad(), all_in_float64(own, []), self._given_masks():
-            returned = _call(own, tensors, "float64")
+        with _exact_torch(), torch.no_grad():
+            own, tensors = self._copy("float64"), self._permuted(self._tensors("float64"))
+            with all_in_float64(own, []), self._given_masks():
+                returned = _call(own, tensors, "float64")
         return {name: tuple(tensor.shape) for name, tensor in named_arrays(returned, skipped=self.skipped)}
 
     def run(self, dtype: str, names: Mapping[str, str]) -> Tensors:
@@ -124,8 +125,8 @@ class TorchRunner:
 
     def record(self, dtype: str) -> Graph:
         """Return the operations of a forward pass, with all values."""
-        own, tensors = self._copy(dtype), self._tensors(dtype)
         with _exact_torch(), self._given_masks():
+            own, tensors = self._copy(dtype), self._tensors(dtype)
             return record_torch(
                 own,
                 self._permuted(tensors),
@@ -231,13 +232,16 @@ def _restore_numbers(module: Any, copied: Any, keys: Collection[str]) -> Iterato
 
 @contextmanager
 def _exact_torch() -> Iterator[None]:
-    """Run PyTorch with matrix products in the dtype of their operands, and with gradients, which the caller may disable."""
+    """Run PyTorch with gradients, on the CPU, and with matrix products in the dtype of their operands.
+
+    The caller may have disabled gradients, and may have another default device.
+    """
     import torch
 
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
@@ -249,11 +253,13 @@ def _call(module: Any, inputs: Sequence[Any], dtype: str) -> Any:
     except RuntimeError as error:
         if dtype == "float64" and "dtype" in str(error):
             what = str(error).splitlines()[0]
-            raise InputError(f"the torch model does not run in float64 ({what}): {_REMEDY}") from None
+            integers = [n for n, tensor in enumerate(inputs) if not (tensor.is_floating_point() or tensor.is_complex())]
+            of_input = f"give input {integers[0]}, which has integers, as floating-point numbers, or " if integers else ""
+            raise InputError(f"the torch model does not run in float64 ({what}): {of_input}{_REMEDY}") from None
         raise
 
 
 _REMEDY = (
-    "a part of it has a fixed dtype that cannot be replaced; let it compute in the dtype of its inputs "
+    "if a part of it has a fixed dtype that cannot be replaced, let it compute in the dtype of its inputs "
     "(in flax dtype=None, in torch no .float() or dtype=torch.float32)"
 )

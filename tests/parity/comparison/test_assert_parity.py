@@ -133,6 +133,12 @@ def test_gradients_are_compared_where_the_caller_computes_none(mode: Any) -> Non
         assert compare_models(Mlp.__call__, perturbed_module(Mlp(nnx.Rngs(0))), TorchMlp(), ROWS).passed
 
 
+def test_settings_of_the_caller_do_not_reach_the_runs() -> None:
+    flax, other = perturbed_module(Mlp(nnx.Rngs(0))), TorchMlp()
+    with torch.device("meta"), jax.disable_jit():
+        assert compare_models(Mlp.__call__, flax, other, ROWS).passed
+
+
 def test_a_model_that_changes_its_input_in_place_is_compared() -> None:
     class InPlace(nn.Module):
         def __init__(self) -> None:

@@ -55,6 +55,7 @@ def child_prints():
     subprocess.run(["echo", "a child"], check=True)
     return pair()
 def two_inputs(): return pair(inputs=[[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+def integers(): return pair(inputs=np.arange(8).reshape(2, 4))
 def other_width(): return pair(inputs=np.zeros((3, 5), np.float32))
 """
 
@@ -139,6 +140,11 @@ def test_stdout_has_only_the_object_if_libraries_and_child_processes_print(
 
 def test_a_line_of_the_standard_library_is_not_called_the_users(run: Any) -> None:
     assert run("two_inputs")[2].endswith("takes 2 positional arguments but 3 were given\n")
+
+
+def test_integers_for_a_model_of_floating_point_numbers_are_named(run: Any) -> None:
+    code, _, err = run("integers")
+    assert code == 2 and "give input 0, which has integers, as floating-point numbers" in err
 
 
 # The page -------------------------------------------------------------------------------------------------------------
