@@ -123,7 +123,7 @@ class TorchModel(OwnModel):
 
     def _call(self, tensors: Mapping[str, Any], images: Array) -> Any:
         torch = self._torch
-        x = torch.from_numpy(np.asarray(images, np.float64))
+        x = torch.from_numpy(np.array(images, np.float64))  # a copy: the model may change it
         x = x if self._channels_last else x.permute(0, 3, 1, 2)
         try:
             returned = torch.func.functional_call(self._module, dict(tensors), (x.contiguous(),))

@@ -145,6 +145,22 @@ def test_a_model_can_be_given_itself_and_is_not_changed(tmp_path: Path) -> None:
     assert next(model.parameters()).dtype == torch.float32
 
 
+def test_images_that_a_model_changes_in_place_are_not_changed() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(12, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x.mul_(2).flatten(1))
+
+    for shape in (ImageShape(2, 2, 3, channels_last=True), ImageShape(4, 3, 1, channels_last=False)):
+        model, images = TorchModel(build(InPlace())), np.ones((2, shape.height, shape.width, shape.channels))
+        assert not model.fit(shape)
+        model.run({}, images)
+        assert (images == 1).all()
+
+
 def test_half_precision_is_converted_bit_by_bit(tmp_path: Path) -> None:
     model = trained("Renamed").bfloat16()
     torch.save(model.state_dict(), tmp_path / "theirs.pth")
