@@ -114,10 +114,9 @@ class Diagnosis:
                 f"; nearest cause: {self.runners_up[0]} (relRMS {self.runners_up[0].error:.1e})" if self.runners_up else ""
             )
             return f"UNKNOWN: no known cause makes the outputs match; relRMS {self.before:.1e} ({tolerance}){hint}"
+        n = len(self.matched) - 1
         others = (
-            f", or one of {len(self.matched) - 1} others that these images cannot tell apart from it"
-            if self.matched[1:]
-            else ""
+            f", or {f'one of {n} others' if n > 1 else 'another'} that these images cannot tell apart from it" if n else ""
         )
         errors = f"relRMS {self.before:.1e} before, {self.after:.1e} after ({tolerance})"
         left = f"; but intermediates still differ, by another fault: {self.disagreement}" if self.disagreement else ""

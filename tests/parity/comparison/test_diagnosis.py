@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -420,6 +421,8 @@ def test_causes_that_no_image_distinguishes_are_all_named() -> None:
     diagnosis = diagnose(file, expected_outputs(uint8_images(), model_outputs(PLAIN, state, uint8_images()), PLAIN))
     assert len(diagnosis.matched) > 1 and {cause.families for cause in diagnosis.matched} == {("order of q, k, v",)}
     assert diagnosis.apart.startswith("no image of this size tells these causes apart")
+    two = replace(diagnosis, matched=diagnosis.matched[:2])
+    assert ", or another that these images cannot tell apart from it;" in two.verdict
 
 
 def test_causes_that_differ_by_less_than_the_tolerance_are_not_called_the_same_function() -> None:
