@@ -100,7 +100,8 @@ def find(path: Path, budget: Budget | None = None) -> Path:
         visible = [name for name in names if name[0] != "."]
         only = folders.only_file(visible, suffixes(), lambda index: shards.shard_names(path / index), steps)
     except InputError as error:
-        raise InputError(str(error) if str(path) in str(error) else f"{path} {error}") from None
+        names_file = any(str(error).startswith(str(path / name)) for name in names)  # as errors of an index do
+        raise InputError(str(error) if names_file else f"{path} {error}") from None
     return path if only is None or only in steps else path / only
 
 

@@ -152,6 +152,13 @@ def test_a_repository_with_several_weight_files_of_no_library_is_refused():
         hub.choose_files(["a.pth", "b.npz"], "")
 
 
+def test_the_working_directory_is_named_in_its_error(tmp_path, monkeypatch):
+    for name in ("one.npz", "two.npz"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert refusal(tmp_path.relative_to(tmp_path)).startswith(". holds 2 candidates ('one.npz', 'two.npz')")
+
+
 # Notes in folders -----------------------------------------------------------------------------------------------------
 
 
