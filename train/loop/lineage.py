@@ -43,7 +43,16 @@ def extend_lineage(lineage: Any, before: dict[str, Any], after: dict[str, Any], 
         raise InputError("a lineage that no run writes: put the file back as it was")
     was, now = flatten(before), flatten(after)
     changes = {name: [was.get(name), now[name]] for name in RESUMABLE if was.get(name) != now[name]}
-    return [*lineage, {"step": step, "changes": changes}] if changes else list(lineage)
+    done = lineage_from(lineage, step)
+    return [*done, {"step": step, "changes": changes}] if changes else done
+
+
+def lineage_from(lineage: Lineage, step: int) -> Lineage:
+    """Return the lineage of a run that resumes from a step: changes after it count from it.
+
+    Their own steps are lost if the checkpoints of these were damaged or removed.
+    """
+    return [{**each, "step": min(each["step"], step)} for each in lineage]
 
 
 def _is_lineage(lineage: Any) -> bool:
@@ -64,6 +73,11 @@ def image_offset(lineage: Lineage, batch_size: int) -> int:
         before, after = each["changes"].get("batch_size", (batch_size, batch_size))
         offset += each["step"] * (before - after)
     return offset
+
+
+def batch_size_step(lineage: Lineage) -> int:
+    """Return the step at which the batch size changed last, 0 if never."""
+    return max((each["step"] for each in lineage if "batch_size" in each["changes"]), default=0)
 
 
 def describe_changes(lineage: Lineage) -> list[str]:

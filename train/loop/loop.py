@@ -281,6 +281,11 @@ class Loop:
             return
         self._weight_files.set_has_checkpoint()
         self.done, state = restored
+        if self.done < self.schedule.offset_from:
+            raise InputError(
+                f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
+                f"same command again, and it changes at step {self.done}, from which the run resumes"
+            )
         if self.done > self.schedule.total:
             raise InputError(
                 f"--epochs {self.recipe.epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: "

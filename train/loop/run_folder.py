@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from train.data import fingerprint
 from train.data.sources import Dataset
 from train.loop.engine import replaced_folder
-from train.loop.lineage import CHANGEABLE, RESUMABLE, Lineage, describe_changes, extend_lineage, flatten
+from train.loop.lineage import CHANGEABLE, RESUMABLE, Lineage, describe_changes, extend_lineage, flatten, lineage_from
 from train.loop.lock import LOCK_FILE, Lock
 from train.loop.metrics_file import Record, json_line, read_records, records_until
 from train.loop.tensorboard import EventWriter
@@ -287,6 +287,8 @@ class RunFolder:
         self.records = records_until(read_records(metrics), step, is_evaluated=is_evaluated)
         if not self._is_main:
             return
+        if "lineage" in self._config:
+            self._config["lineage"] = lineage_from(self._config["lineage"], step)
         self._write_files()
         _write_text(metrics, "".join(json_line(record) for record in self.records))
         if self._tensorboard:
@@ -379,17 +381,20 @@ def saved_model_config(path: Path) -> ViTConfig | None:
 
 
 def _has_checkpoints(path: Path) -> bool:
-    """Whether a run has a complete checkpoint, be it under its name or set aside while another replaced it."""
-    checkpoints = path / CHECKPOINTS
-    folders = [folder for folder in (checkpoints, replaced_folder(checkpoints)) if folder.is_dir()]
-    return any(checkpoint.name.isdecimal() for folder in folders for checkpoint in folder.iterdir())
+    """Whether a run has a complete checkpoint."""
+    return bool(_checkpoint_steps(path))
 
 
 def _newest_checkpoint(path: Path) -> int:
     """Return the step of the newest checkpoint of a run; 0 if it has none."""
-    folder = path / CHECKPOINTS
-    steps = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()] if folder.is_dir() else []
-    return max(steps, default=0)
+    return max(_checkpoint_steps(path), default=0)
+
+
+def _checkpoint_steps(path: Path) -> set[int]:
+    """Return the steps of the complete checkpoints of a run, under their names or set aside while another replaced them."""
+    checkpoints = path / CHECKPOINTS
+    folders = [folder for folder in (checkpoints, replaced_folder(checkpoints)) if folder.is_dir()]
+    return {int(each.name) for folder in folders for each in folder.iterdir() if each.name.isdecimal()}
 
 
 def extended_lineage(path: Path, recipe: Recipe) -> Lineage:

@@ -24,6 +24,7 @@ class Schedule:
         batch size.  It is 0 unless a resumed run has changed its batch size.
     step_offset: the same in steps of the present batch size, not rounded.  Epochs and the learning rate follow step +
         step_offset, as if all steps had had this size.
+    offset_from: the step from which `image_offset` is right: that of the last change of the batch size.
     """
 
     total: int
@@ -34,13 +35,14 @@ class Schedule:
     save_steps: frozenset[int]
     image_offset: int = 0
     step_offset: float = 0.0
+    offset_from: int = 0
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, images: int, image_offset: int = 0) -> Self:
+    def from_recipe(cls, recipe: Recipe, images: int, image_offset: int = 0, offset_from: int = 0) -> Self:
         """Return the schedule of a recipe.
 
         images: number of training images.
-        image_offset: see above.
+        image_offset, offset_from: see above.
 
         Raises:
             InputError: a duration that cannot be parsed, more than `MAX_STEPS` steps, or steps to profile after the last.
@@ -73,6 +75,7 @@ class Schedule:
             every(recipe.save_every),
             image_offset,
             offset,
+            offset_from,
         )
 
     @property

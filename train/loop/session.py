@@ -29,7 +29,7 @@ from train.loop import curves, init_from
 from train.loop.balance import Balance
 from train.loop.engine import EngineFactory
 from train.loop.interruption import Interruption
-from train.loop.lineage import image_offset
+from train.loop.lineage import batch_size_step, image_offset
 from train.loop.lock import create_run_folder
 from train.loop.loop import Diverged, Loop
 from train.loop.metrics import PRIMARY_METRIC, constant_score, format_metric, is_better
@@ -92,7 +92,8 @@ def _prepare_run(request: Request, make_engine: EngineFactory) -> int:
         setup = setup._replace(weights=init_from.draw_initial_weights(setup.config, recipe.seed))
     setup = setup._replace(teacher=load_teacher(recipe, task, source.classes, setup.config.in_channels))
     lineage = extended_lineage(Path(recipe.run), recipe) if recipe.run else []
-    schedule = Schedule.from_recipe(recipe, len(source.train), image_offset(lineage, recipe.batch_size))
+    offset = image_offset(lineage, recipe.batch_size)
+    schedule = Schedule.from_recipe(recipe, len(source.train), offset, batch_size_step(lineage))
     targets = [
         targets_for_task(examples, source.classes, source.task, task) for examples in (source.train, source.held_out)
     ]

@@ -318,6 +318,38 @@ def test_a_resumed_run_with_another_batch_size_takes_the_images_that_follow(tmp_
     assert halves == whole and len(whole) == 640
 
 
+class Damaged(Recording):
+    """An engine for which the newest checkpoint is damaged."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.folder = options["folder"]
+
+    def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+        if step is None:
+            shutil.rmtree(max(self.folder.iterdir(), key=lambda path: int(path.name)))
+        return super().restore_checkpoint(step)
+
+
+def test_a_change_begins_at_the_checkpoint_before_a_damaged_one(
+    small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest checkpoint, of step 4, is damaged, and that of step 2 is restored."""
+    change = ["--resume", small_run, "--batch-size", "32", "--epochs", "256examples"]
+    assert command(*change, make_engine=Damaged) == 2
+    printed = capsys.readouterr().err
+    assert "the batch size has changed at step 4, whose checkpoint is damaged: give the same command again" in printed
+    assert "lineage" not in config_of(small_run)
+    Recording.rows.clear()
+    assert command(*change, make_engine=Recording) == 0
+    assert len(Recording.rows) == 256 - 2 * 64 and config_of(small_run)["lineage"][0]["step"] == 2
+
+
+def test_a_change_that_is_lost_with_its_checkpoint_begins_earlier(small_run: Path) -> None:
+    assert command("--resume", small_run, "--epochs", "6steps", "--optimizer.lr", "1e-5", make_engine=Damaged) == 0
+    assert [each["step"] for each in config_of(small_run)["lineage"]] == [2]
+
+
 @pytest.mark.parametrize(
     "lineage", [3, [3], [{"step": "x", "changes": {}}], [{"step": 1, "changes": {"batch_size": [1, "x"]}}]]
 )
