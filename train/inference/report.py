@@ -17,6 +17,7 @@ from train.inference.head import shorten_name
 from train.inference.scores import Scores
 from train.loop.class_names import SINGULAR
 from train.loop.curves import INK
+from train.loop.pictures import encode_png
 from train.recipes import Task
 from vit_spec import InputError
 
@@ -88,9 +89,7 @@ class Report:
         self._write(name, text.getvalue().encode())
 
     def _draw(self, name: str, figure: Figure) -> None:
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", bbox_inches="tight", pad_inches=0.1)
-        self._write(name, picture.getvalue())
+        self._write(name, encode_png(figure, bbox_inches="tight", pad_inches=0.1))
 
     def _write(self, name: str, content: bytes) -> None:
         path = self._folder / name

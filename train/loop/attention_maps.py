@@ -1,6 +1,5 @@
 """Attention maps as a picture: each image beside the attention that the last block gives to its patches."""
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from parity.checkpoints.atomic_write import atomic_replace
 from train.loop.curves import INK
-from train.loop.pictures import overlay_attention
+from train.loop.pictures import encode_png, overlay_attention
 from vit_spec import InputError, ViTConfig
 
 COLUMNS = 3  # pairs of image and map in a row; more if the picture would otherwise be taller than wide
@@ -67,10 +66,9 @@ def draw_attention_maps(
             axes.text(left, y - GAP, text, fontsize=points, color=INK)
     axes.set(xlim=(0, size[0]), ylim=(size[1], 0))
     axes.set_axis_off()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=min(150, MAX_SIDE / size.max()))
+    picture = encode_png(figure, dpi=min(150, MAX_SIDE / size.max()))
     try:
         with atomic_replace(path, replace=force) as new:
-            new.write_bytes(picture.getvalue())
+            new.write_bytes(picture)
     except OSError as error:
         raise InputError(f"cannot write {path} ({error.strerror or error}): correct that, or give another name") from None

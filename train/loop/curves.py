@@ -1,6 +1,5 @@
 """The learning curves of a run as a picture: loss, primary metric and learning rate over epochs."""
 
-import io
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -12,6 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
 from train.loop.metrics_file import Record
+from train.loop.pictures import encode_png
 from train.loop.write_files import atomic_write
 from train.recipes import Task
 
@@ -52,9 +52,7 @@ def draw_curves(path: Path, records: list[Record], task: Task, title: str) -> No
     rate.yaxis.set_major_locator(MaxNLocator(5))
     rate.yaxis.set_major_formatter(lambda value, _: np.format_float_positional(value, precision=7, trim="-"))
     rate.set_ylim(bottom=0)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    atomic_write(path, picture.getvalue())
+    atomic_write(path, encode_png(figure, dpi=150))
 
 
 def _plot_metric(axes: Axes, records: list[Record], set_name: str, metric: str, label: str, colour: str) -> None:

@@ -1,12 +1,18 @@
-"""Pictures for TensorBoard: images of a training batch, and attention maps over images."""
+"""Pictures: images of a training batch and attention maps over images, for TensorBoard; and figures of matplotlib."""
 
+import io
 import math
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from train.data.augment import mix_images
 from train.data.batches import Batch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Pixels = NDArray[np.uint8]
 
@@ -50,3 +56,20 @@ def overlay_attention(images: Pixels, maps: NDArray[np.float32]) -> Pixels:
     strength = (maps / maps.max((1, 2), keepdims=True))[:, y[:, None], x, None]
     pale = 140 + 0.45 * images.mean(-1, keepdims=True)
     return np.rint(pale + 0.85 * strength * (ATTENTION_COLOUR - pale)).astype(np.uint8)
+
+
+def encode_png(figure: "Figure", **options: Any) -> bytes:
+    """Return a figure of matplotlib as a PNG.
+
+    Its texts are drawn as they are: names of classes and folders may have dollar signs, between which matplotlib would read
+    formulas, and letters that its font lacks.
+    """
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # it is drawn as a box
+        figure.savefig(picture, format="png", **options)
+    return picture.getvalue()

@@ -46,6 +46,21 @@ SKIPPED = {"set": "train", "step": 2, "epoch": 1.0, "lr": 1e-3}
 EVALUATED = {"set": "held_out", "step": 2, "epoch": 1.0, "loss": 2.0, "auroc": 0.75}
 
 
+@pytest.mark.filterwarnings("error")
+def test_names_with_dollar_signs_or_letters_without_a_glyph_are_no_formulas_and_give_no_warning(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from train.inference.report import draw_confusion, draw_images
+    from train.loop.attention_maps import draw_attention_maps
+    from train.loop.curves import draw_curves
+    from train.loop.pictures import encode_png
+
+    names, images = ["$_$ 猫", "$\\frac$"], np.zeros((2, 4, 4, 3), np.uint8)
+    assert encode_png(draw_confusion(np.eye(2, dtype=int), names)).startswith(b"\x89PNG")
+    assert encode_png(draw_images(images, names)).startswith(b"\x89PNG")
+    draw_attention_maps(tmp_path / "maps.png", images, np.ones((2, 2, 2), np.float32), names)
+    draw_curves(tmp_path / "curves.png", [], "classes", names[1])
+
+
 def draw(path: Path, *records: dict[str, Any]) -> bytes:
     pytest.importorskip("matplotlib")
     from train.loop.curves import draw_curves
