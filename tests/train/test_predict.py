@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from parity.comparison import reproducible_init
 from tests import ROOT
 from train.data.augment import Augment, resize_and_center_crop
 from train.inference.model import load_predictor, load_trained_model
+from train.inference.prediction_files import open_features, open_rows
+from train.inference.report import Report
 from train.loop.run_folder import RunFolder
 from train.predict import BATCH_SIZE, main, named_predictions
 from train.recipes import Recipe
@@ -421,6 +424,22 @@ def test_predictions_are_written_as_csv_json_lines_and_parquet(
     assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert rows == [{name: str(value) for name, value in each.items()} for each in expected]
+
+
+def test_names_of_images_that_are_not_utf8_or_have_line_breaks_are_written_with_escapes(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    name, escaped = os.fsdecode(b"\xe9\n1.png"), "\\udce9\n1.png"
+    for suffix in ("csv", "parquet"):
+        with open_rows(tmp_path / f"out.{suffix}", force=False) as write_row:
+            write_row({"image": name})
+    with open_features(tmp_path / "features.npy", force=False) as append:
+        append(name, np.zeros(2, np.float32))
+    Report(tmp_path).write_predictions(["image"], [[name]])
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == [{"image": escaped}]
+    assert (tmp_path / "features.txt").read_text() == escaped.replace("\n", "\\n") + "\n"
+    for table in ("out.csv", "predictions.csv"):
+        with (tmp_path / table).open(newline="") as file:
+            assert list(csv.DictReader(file)) == [{"image": escaped}]
 
 
 @pytest.mark.parametrize("task", ["labels", "values"])

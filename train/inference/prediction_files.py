@@ -16,6 +16,9 @@ from parity.checkpoints.atomic_write import atomic_replace, check_replaceable
 from vit_spec import InputError
 
 ROWS_IN_GROUP = 1 << 14  # of a Parquet file
+# How text is encoded: bytes in names of files that are not UTF-8, which Python reads as lone surrogates, become escapes, as
+# `json.dumps` writes them: \udcff.
+ENCODING_ERRORS = "backslashreplace"
 
 Row = dict[str, Any]  # of names and values, the same names in every row
 WriteRow = Callable[[Row], None]
@@ -69,7 +72,7 @@ def open_rows(path: Path, *, force: bool, header: Sequence[str] = ()) -> Iterato
 
 @contextmanager
 def _write_csv(path: Path, header: Sequence[str]) -> Iterator[WriteRow]:
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors=ENCODING_ERRORS) as file:
         table = csv.writer(file, lineterminator="\n")
         has_header = bool(header)
         if has_header:
@@ -127,15 +130,17 @@ def _write_parquet(path: Path) -> Iterator[WriteRow]:
 
 
 def _to_arrow(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors=ENCODING_ERRORS).decode()
     return value.astype(np.float32) if isinstance(value, np.ndarray) else value
 
 
 @contextmanager
 def open_features(path: Path, *, force: bool) -> Iterator[Callable[[str, NDArray[np.float32]], None]]:
-    """Yield a function that appends the features of an image, (D,), under its name.
+    r"""Yield a function that appends the features of an image, (D,), under its name.
 
     A .parquet file has the columns "image" and "features".  An .npy file has an array (images, D) float32, and the file
-    beside it with the suffix .txt has the names, one per line.
+    beside it with the suffix .txt has the names, one per line, with line breaks in a name as \n and \r.
 
     Raises:
         InputError: as `open_rows`.
@@ -157,9 +162,14 @@ def open_features(path: Path, *, force: bool) -> Iterator[Callable[[str, NDArray
         with atomic_replace(path, replace=force) as array, atomic_replace(names_file(path), replace=force) as text:
             with array.open("wb") as file:
                 np.save(file, np.stack(rows) if rows else np.zeros((0, 0), np.float32))
-            text.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+            lines = "".join(f"{_in_one_line(name)}\n" for name in names)
+            text.write_text(lines, encoding="utf-8", errors=ENCODING_ERRORS)
     except OSError as error:
         raise InputError(f"cannot write {path} ({error.strerror or error}): correct that, or give another name") from None
+
+
+def _in_one_line(name: str) -> str:
+    return name.replace("\n", "\\n").replace("\r", "\\r")
 
 
 def names_file(path: Path) -> Path:

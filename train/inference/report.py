@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from parity.checkpoints.atomic_write import atomic_replace
 from train.inference.head import shorten_name
+from train.inference.prediction_files import ENCODING_ERRORS
 from train.inference.scores import Scores
 from train.loop.class_names import SINGULAR
 from train.loop.curves import INK
@@ -86,7 +87,7 @@ class Report:
         table = csv.writer(text, lineterminator="\n")  # names of classes may equal those of other columns
         table.writerow(header)
         table.writerows(["" if isinstance(x, float) and np.isnan(x) else x for x in row] for row in rows)
-        self._write(name, text.getvalue().encode())
+        self._write(name, text.getvalue().encode(errors=ENCODING_ERRORS))
 
     def _draw(self, name: str, figure: Figure) -> None:
         self._write(name, encode_png(figure, bbox_inches="tight", pad_inches=0.1))
