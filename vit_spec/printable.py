@@ -46,3 +46,8 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def escape_surrogates(text: str) -> str:
+    r"""Return a text that UTF-8 can hold: lone surrogates, of names of files that are not UTF-8, become escapes: \udcff."""
+    return text.encode(errors="backslashreplace").decode()

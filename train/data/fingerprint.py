@@ -22,6 +22,7 @@ import numpy as np
 from train.data.sources import Dataset
 from train.data.sources.files import raise_if_inaccessible
 from vit_spec import InputError, bounded_json
+from vit_spec.printable import escape_surrogates
 
 CompareMode = Literal["sample", "all", "none"]
 
@@ -83,7 +84,7 @@ class Fingerprint:
         bytes_per_file = total if total <= MAX_SAMPLED_BYTES else MAX_SAMPLED_BYTES // max(len(chosen), 1)
         rows = [file_lists[0][i] if i < len(file_lists[0]) else file_lists[1][i - len(file_lists[0])] for i in chosen]
         sample = (
-            (name, size, _hash_contents(path, size, bytes_per_file).hex())
+            (escape_surrogates(name), size, _hash_contents(path, size, bytes_per_file).hex())
             for (name, path), size in zip(rows, (sizes[i] for i in chosen), strict=True)
         )
         contents = _LengthPrefixedHash()

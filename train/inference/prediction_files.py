@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from parity.checkpoints.atomic_write import atomic_replace, check_replaceable
 from vit_spec import InputError
+from vit_spec.printable import escape_surrogates
 
 ROWS_IN_GROUP = 1 << 14  # of a Parquet file
 # How text is encoded: bytes in names of files that are not UTF-8, which Python reads as lone surrogates, become escapes, as
@@ -131,7 +132,7 @@ def _write_parquet(path: Path) -> Iterator[WriteRow]:
 
 def _to_arrow(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode(errors=ENCODING_ERRORS).decode()
+        return escape_surrogates(value)
     return value.astype(np.float32) if isinstance(value, np.ndarray) else value
 
 

@@ -23,6 +23,7 @@ from train.loop.schedule import Schedule
 from train.loop.weight_files import WeightFiles
 from train.recipes import Recipe, Task
 from vit_spec import InputError
+from vit_spec.printable import escape_surrogates
 
 METRICS_DELAY = 2  # steps by which metrics are read late, so that the devices need not wait for the host between two steps
 
@@ -160,7 +161,7 @@ class Loop:
         updates_throughput: see `ProgressDisplay.step`.
         """
         metrics = {name: float(value) for name, value in arriving.items()}
-        self.unreadable |= {self.train.examples.names[row] for row in batch.rows[~batch.readable]}
+        self.unreadable |= _unreadable_names(self.train, batch)
         self.done = step + 1
         if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
             if self.recipe.non_finite == "stop":
@@ -213,7 +214,7 @@ class Loop:
             pending.append([self.engine.evaluate(batch, raw=raw) for raw in raw_flags])
             while len(pending) > METRICS_DELAY:
                 collect()
-            self.unreadable |= {self.held_out.examples.names[row] for row in batch.rows[~batch.readable]}
+            self.unreadable |= _unreadable_names(self.held_out, batch)
         while pending:
             collect()
         self.last = self._compute_metrics(results[0])
@@ -343,6 +344,11 @@ class Loop:
     @property
     def _epoch(self) -> float:
         return self.schedule.epoch(self.done)
+
+
+def _unreadable_names(loader: DataLoader, batch: Batch) -> set[str]:
+    """Return the names of the images of a batch that could not be read, as the JSON of a checkpoint can hold them."""
+    return {escape_surrogates(loader.examples.names[row]) for row in batch.rows[~batch.readable]}
 
 
 def _equal_metrics(one: Mapping[str, float], other: Mapping[str, float]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("grain")
 pytest.importorskip("sklearn")
@@ -30,7 +31,7 @@ from train.loop.loop import METRICS_DELAY, _equal_metrics
 from train.loop.request import Request
 from train.loop.session import train
 from train.recipes import Model, Recipe
-from vit_spec import InputError
+from vit_spec import InputError, bounded_json
 
 pytestmark = pytest.mark.usefixtures("rendered_once")
 
@@ -316,6 +317,22 @@ def test_a_resumed_run_with_another_batch_size_takes_the_images_that_follow(tmp_
         ["--batch-size", "128", "--epochs", "640examples"],
     )
     assert halves == whole and len(whole) == 640
+
+
+def test_a_run_resumes_with_images_whose_names_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(12):
+        name = tmp_path / "photos" / "ab"[i % 2] / os.fsdecode(b"\xe9 %d.png" % i)
+        name.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 20 * i).save(name)
+    name.write_bytes(b"")
+    data = ["--data", f"folder:{tmp_path / 'photos'}", "--corrupt", "skip", "--run", tmp_path / "run"]
+    for changes in ([], ["--keep", "3"]):
+        assert command(*SMALL, *data, *changes) == 0
+        printed = capsys.readouterr().out
+        assert f"unreadable         1 images: {tmp_path}/photos/b/\\udce9 11.png" in printed
+    assert "resuming from step 4 of 4" in printed
+    states = [path.read_text() for path in (tmp_path / "run" / "checkpoints").rglob("state.json")]
+    assert states and all(bounded_json.parse_object(state.encode(), allow_nan=True) for state in states)
 
 
 class Damaged(Recording):
