@@ -279,6 +279,21 @@ def test_a_config_json_of_another_function_is_refused_by_name(
         parity.load(tmp_path)
 
 
+@pytest.mark.parametrize("arguments", [{"use_rot_pos_emb": False}, {"rope_type": "dinov3", "rope_rotate_half": True}])
+def test_rotary_positions_in_config_json_replace_those_of_other_models_with_a_norm_before_the_blocks(
+    tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    """Such a norm is a sign of a Perception Encoder, which counts rows and columns from 1."""
+    options = {**ROTARY, "use_pre_transformer_norm": True, "use_rot_pos_emb": True, **arguments}
+    with float64():
+        model = timm.create_model("eva02_tiny_patch14_224", **options).eval()
+        fill(model, rng_for("norm before"))
+        images = noise(rng_for("images"), (2, 3, *SMALL["img_size"]), 1.0)
+        logits = model(torch.tensor(images)).numpy()
+        save_for_hf(model, tmp_path, safe_serialization=True)
+    assert relrms(torch_logits(parity.load(tmp_path), images), logits) < FLOAT64_TOLERANCE
+
+
 # Checkpoints of train.py ----------------------------------------------------------------------------------------------
 
 TRAIN_PY = {"eval_metric": "top1", "checkpoint_hist": 10, "recovery_interval": 0, "train_interpolation": "random"}

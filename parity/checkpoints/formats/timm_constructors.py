@@ -496,8 +496,9 @@ def _plain(given: _Arguments, a: Mapping[str, Any], after_pool: bool) -> Fields:
 
 def _rotary(given: _Arguments, a: Mapping[str, Any]) -> Fields:
     """Return the fields of rotary positions of `Eva`."""
+    unscaled: Fields = {"positions.rotary_start": 0.0, "positions.rotary_grid": None}
     if not a["use_rot_pos_emb"]:
-        return {"positions.rotary": "none"}
+        return {"positions.rotary": "none", **unscaled}
     kind = a["rope_type"]
     if kind not in _ROTARY_SUPPORTED:
         given.refuse("rope_type")
@@ -506,7 +507,7 @@ def _rotary(given: _Arguments, a: Mapping[str, Any]) -> Fields:
             given.refuse(name)
     found: Fields = {"positions.rotary": kind, "positions.rotary_base": float(a["rope_temperature"])}
     if kind != "cat":
-        return found
+        return {**found, **unscaled}
     grid = a["ref_feat_shape"]
     return {
         **found,
