@@ -383,6 +383,18 @@ def test_zeros_are_written_for_the_classifier_bias_that_clip_does_not_have(tmp_p
     assert not model.head.bias.any()
 
 
+def test_timm_opens_a_folder_of_gated_blocks_with_norms_after_their_halves(tmp_path: Path) -> None:
+    config = tiny("dinov3_s16").replace(mlp={"activation": "swiglu"}, norms={"order": "res_post", "layer_scale": None})
+    write(random_checkpoint(config), f"{tmp_path / 'timm'}/", "timm", dtype="float64")
+    with float64():
+        model = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+        images = noise(rng_for("gated"), (2, 3, 16, 16), 1.0)
+        logits = model(torch.tensor(images)).numpy()
+    assert relrms(torch_logits(parity.load(tmp_path / "timm"), images), logits) < FLOAT64_TOLERANCE
+    with pytest.raises(InputError, match="swiglu"):
+        FORMAT.with_variant("eva").layouts(config)
+
+
 def tiny(name: str) -> ViTConfig:
     return get(name, image_size=16, patch_size=8, width=16, depth=1, num_heads=2, mlp_dim=24, num_classes=3)
 

@@ -182,10 +182,13 @@ def _unsupported_eva(c: ViTConfig, variant: str) -> str:
     pools_prefix = c.head.pool == "attention" and c.num_prefix > 0
     if c.head.pool_prefix != pools_prefix and c.num_prefix:
         return f"head.pool={c.head.pool!r} with head.pool_prefix={c.head.pool_prefix}"
-    if c.mlp.norm and c.mlp.activation == "swiglu" and variant.endswith("packed-gate"):
+    packed, gated = variant.endswith("packed-gate"), c.mlp.activation == "swiglu"
+    if c.mlp.norm and gated and packed:
         return "mlp.norm=True with mlp.activation='swiglu'"
     if c.norms.order == "res_post" and c.attention.qk_norm:
         return "norms.order='res_post' with attention.qk_norm=True"
+    if c.norms.order == "res_post" and gated and not (c.mlp.norm or packed):
+        return "norms.order='res_post' with mlp.activation='swiglu'"
     return ""
 
 

@@ -145,4 +145,6 @@ def default_variant(c: ViTConfig) -> str:
         return "eva"
     if c.positions.rotary == "eva" and c.attention.qkv_bias == "qv":  # EVA-02
         return "eva-split-qkv" if c.mlp.norm else "eva-packed-gate" if gated else "eva"
+    if gated and not c.mlp.norm and c.norms.order == "res_post":  # `EvaBlockPostNorm`
+        return "eva-packed-gate"
     return "eva-split-qkv-packed-gate" if not c.norms.mlp_layer_scale else "eva"
