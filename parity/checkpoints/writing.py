@@ -167,8 +167,9 @@ def write(
         InputError: the path cannot be written to, the format cannot store the config, or the weights do not match it.
     """
     slash, path, format = str(path).endswith("/"), Path(path), get(to)
-    kind, metadata_remarks = _choose_container(path, slash, container, format, checkpoint, shard)
+    # First the plan: the JSON files of a library are made only of a config that its format can store.
     conversions = plan_conversion(checkpoint, to, None if dtype is None else _parse_dtype(dtype))
+    kind, metadata_remarks = _choose_container(path, slash, container, format, checkpoint, shard)
     name = format.full_name(checkpoint.config)
     notes = {"config": checkpoint.config.to_json(), "format": name, "version": project_version()}
     notes |= metadata.to_notes(checkpoint) | ({TABLE_NOTE: format.definition.table} if format.definition else {})

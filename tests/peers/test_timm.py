@@ -383,6 +383,13 @@ def test_zeros_are_written_for_the_classifier_bias_that_clip_does_not_have(tmp_p
     assert not model.head.bias.any()
 
 
+def test_a_config_that_timm_cannot_express_is_refused_for_a_folder(tmp_path: Path) -> None:
+    config = tiny("vit_ti16").replace(positions={"kind": "none", "relative": "table"}, norms={"order": "parallel"})
+    checkpoint = parity.Checkpoint(config, "torch", vit_torch.ViT(config).state_dict())
+    with pytest.raises(InputError, match=r"blocks\.attn\.rel_pos\.table"):
+        write(checkpoint, f"{tmp_path / 'timm'}/", "timm")
+
+
 def test_timm_opens_a_folder_of_gated_blocks_with_norms_after_their_halves(tmp_path: Path) -> None:
     config = tiny("dinov3_s16").replace(mlp={"activation": "swiglu"}, norms={"order": "res_post", "layer_scale": None})
     write(random_checkpoint(config), f"{tmp_path / 'timm'}/", "timm", dtype="float64")
