@@ -222,6 +222,12 @@ def _choose_container(
         hint = nearest(path.suffix, suffixes) if path.suffix else ""
         also = f", or FOLDER/ for a folder that the library of {format.name} opens" if files else ""
         raise InputError(f"{path} does not select a container{hint}: give a name that ends in {', '.join(suffixes)}{also}")
+    default = replace(format, variant="")
+    if format.one_layout_in_folders and format.layouts(checkpoint.config) != default.layouts(checkpoint.config):
+        raise InputError(
+            f"the library of {format.name} does not open a folder of this model with the keys of {format.variant!r}: write "
+            f"{default.full_name(checkpoint.config)}, or a file (weights.safetensors) instead of a folder"
+        )
 
     flax = format.separator == "/"
     weights = containers.get("msgpack" if flax else "safetensors")

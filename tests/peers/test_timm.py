@@ -402,6 +402,27 @@ def test_timm_opens_a_folder_of_gated_blocks_with_norms_after_their_halves(tmp_p
         FORMAT.with_variant("eva").layouts(config)
 
 
+@pytest.mark.parametrize(
+    ("name", "variant", "message"),
+    [
+        ("dinov3_s16", "eva-split-qkv", "write timm:eva, or a file"),
+        ("vit_ti16", "eva-split-qkv", "write timm:vit, or a file"),
+        ("vit_ti16", "legacy", ""),
+    ],
+)
+def test_a_folder_has_the_keys_of_the_layers_that_timm_builds(
+    tmp_path: Path, name: str, variant: str, message: str
+) -> None:
+    checkpoint = random_checkpoint(tiny(name))
+    if message:
+        with pytest.raises(InputError, match=message):
+            write(checkpoint, f"{tmp_path / 'timm'}/", f"timm:{variant}")
+        write(checkpoint, tmp_path / "weights.safetensors", f"timm:{variant}")
+    else:
+        write(checkpoint, f"{tmp_path / 'timm'}/", f"timm:{variant}")
+        timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
+
+
 def tiny(name: str) -> ViTConfig:
     return get(name, image_size=16, patch_size=8, width=16, depth=1, num_heads=2, mlp_dim=24, num_classes=3)
 

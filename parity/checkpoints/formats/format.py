@@ -217,6 +217,8 @@ class Format:
 
     json_files: config -> the JSON files, by name, that the library needs beside the weights to open a folder.  Raises
         InputError if they cannot express the config.
+    one_layout_in_folders: whether the library opens a folder with these files only if its keys are those of the default
+        variant.
     written_fields: the fields that `json_files` states.
     recognises: evidence -> whether a checkpoint belongs to this format, if its keys fit other formats too.
     model_types: the values of `model_type` in config.json that name the models of the format, in Hugging Face transformers.
@@ -248,6 +250,7 @@ class Format:
     read_config: Callable[[Evidence], Fields] = no_fields
     written_fields: frozenset[str] = frozenset()
     json_files: Callable[[ViTConfig], Mapping[str, Any]] = no_files
+    one_layout_in_folders: bool = False
     recognises: Callable[[Evidence], bool] = lambda evidence: False
     model_types: tuple[str, ...] = ()
     config_file: str = "config.json"
