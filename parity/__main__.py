@@ -101,8 +101,7 @@ def _build_parser() -> Parser:
     sub.add_argument(
         "--shard",
         metavar="SIZE",
-        default="5GB",
-        help="maximum size of each file in a folder, such as 500MB; by default 5GB",
+        help="maximum size of each file in a folder, such as 500MB; by default 5GB, except for timm, which opens one file",
     )
     sub.add_argument("--force", action="store_true", help="replace DST if it exists")
     text = "the class that wrote SRC, in PyTorch or Flax: it is run to find and prove the meaning of its parameters"

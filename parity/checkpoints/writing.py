@@ -145,7 +145,7 @@ def write(
     force: bool = False,
     dtype: str | None = None,
     container: str | None = None,
-    shard: int = SHARD_BYTES,
+    shard: int | None = None,
     progress: Progress | None = None,
 ) -> WriteResult:
     """Write a checkpoint in the format `to`.
@@ -160,7 +160,8 @@ def write(
         dtype: round the parameters to this dtype; by default every bit is kept.
         container: the name of the container.  By default the path's suffix selects it, and a path that ends in a slash or
             has no suffix is the folder that the format's own library opens.
-        shard: the size limit of a file in such a folder, in bytes.
+        shard: the size limit of a file in such a folder, in bytes; by default `SHARD_BYTES`, or none if the library opens
+            only one file of weights.
         progress: function of the bytes done and the bytes in total; the bytes read back count too.
 
     Raises:
@@ -208,7 +209,7 @@ FOLDER = "folder"  # name of the container of a folder that the format's own lib
 
 
 def _choose_container(
-    path: Path, slash: bool, name: str | None, format: Format, checkpoint: Checkpoint, shard: int
+    path: Path, slash: bool, name: str | None, format: Format, checkpoint: Checkpoint, shard: int | None
 ) -> tuple[Container, list[str]]:
     """Return the container to write, and remarks on labels and preprocessing that other programs cannot read from it."""
     remarks = [] if format.json_files is no_files else metadata.notes_only_remarks(checkpoint)
@@ -228,6 +229,8 @@ def _choose_container(
             f"the library of {format.name} does not open a folder of this model with the keys of {format.variant!r}: write "
             f"{default.full_name(checkpoint.config)}, or a file (weights.safetensors) instead of a folder"
         )
+    if shard is not None and not format.opens_shards:
+        raise InputError(f"the library of {format.name} opens only one file of weights: leave --shard (shard=) out")
 
     flax = format.separator == "/"
     weights = containers.get("msgpack" if flax else "safetensors")
@@ -238,7 +241,8 @@ def _choose_container(
             partial.mkdir()
             file = weights.create(partial / FLAX_FILE, specs, notes)
         else:  # transformers refuses a file whose metadata entry "format" is not "pt"
-            file = create_sharded(partial, specs, {**notes, "format": "pt", "layout": notes["format"]}, shard)
+            limit = shard or (SHARD_BYTES if format.opens_shards else sum(spec.nbytes for spec in specs.values()))
+            file = create_sharded(partial, specs, {**notes, "format": "pt", "layout": notes["format"]}, limit)
         with file as writer:
             yield writer
         if flax:

@@ -44,7 +44,7 @@ MIN_BYTES_FOR_SPEED = 100_000_000  # below this, start-up dominates the time
 def convert(args: argparse.Namespace) -> int:
     """Convert the checkpoint SRC to another format, bit for bit, and write it to DST."""
     get(args.to)  # report a misspelt format before reading files
-    shard, start = _parse_file_size(args.shard), time.perf_counter()
+    shard, start = None if args.shard is None else _parse_file_size(args.shard), time.perf_counter()
     table, derived = _table_path(args), None
     if table:
         derived = _derive_table(args)

@@ -219,6 +219,7 @@ class Format:
         InputError if they cannot express the config.
     one_layout_in_folders: whether the library opens a folder with these files only if its keys are those of the default
         variant.
+    opens_shards: whether the library opens a folder whose weights are in several files.
     written_fields: the fields that `json_files` states.
     recognises: evidence -> whether a checkpoint belongs to this format, if its keys fit other formats too.
     model_types: the values of `model_type` in config.json that name the models of the format, in Hugging Face transformers.
@@ -251,6 +252,7 @@ class Format:
     written_fields: frozenset[str] = frozenset()
     json_files: Callable[[ViTConfig], Mapping[str, Any]] = no_files
     one_layout_in_folders: bool = False
+    opens_shards: bool = True
     recognises: Callable[[Evidence], bool] = lambda evidence: False
     model_types: tuple[str, ...] = ()
     config_file: str = "config.json"

@@ -226,6 +226,7 @@ FORMAT = Format(
     written_fields=timm_config.WRITTEN_FIELDS,
     json_files=timm_config.json_files,
     one_layout_in_folders=True,  # the arguments in config.json choose the layers
+    opens_shards=False,
     recognises=lambda evidence: timm_arguments.names_architecture(evidence.notes),
     config_key="architecture",
 )

@@ -152,6 +152,7 @@ FORMAT = Format(
     read_config=read_config,
     written_fields=timm_config.WRITTEN_FIELDS,
     json_files=json_files,
+    opens_shards=False,
     recognises=lambda evidence: timm_arguments.names_architecture(evidence.notes),
     config_key="architecture",
 )

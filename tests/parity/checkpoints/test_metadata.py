@@ -59,7 +59,7 @@ def test_every_container_stores_metadata(container: str, format: str, tmp_path: 
 
 
 def test_a_sharded_folder_stores_labels(tmp_path: Path) -> None:
-    write(with_metadata(SQUARE, preprocessing=None), f"{tmp_path / 'folder'}/", "timm", shard=30_000)
+    write(with_metadata(SQUARE, preprocessing=None), f"{tmp_path / 'folder'}/", "hf-vit", shard=30_000)
     assert len(list((tmp_path / "folder").glob("*.safetensors"))) > 1
     assert parity.load(tmp_path / "folder").labels == LABELS
 
