@@ -1,7 +1,8 @@
 """A reader of pickles that runs no code: each class or function in a pickle is replaced by a stand-in, or refused.
 
 A pickle is a program, so checking its result would be too late.  This reader implements few instructions.  They can call
-only functions of this package, and they build only dictionaries, lists, text, numbers, `PickledObject`s and tensors.
+only functions of this package, and they build only dictionaries, lists, text, numbers, arrays, `PickledObject`s and
+tensors.
 
 The reader is based on the pure Python unpickler of the standard library.  In the C version, an instruction of five bytes
 can choose how much memory the memo takes; in the Python version the memo is a dictionary.  Each instruction is charged to a
@@ -20,6 +21,7 @@ import numpy as np
 
 from parity.checkpoints.containers.budget import Budget
 from parity.checkpoints.containers.container import KeyPath, StoredArray
+from parity.checkpoints.layout import Array
 from vit_spec import InputError
 
 MAX_PICKLE_BYTES = 1 << 24  # the pickles of the largest published ViTs, with optimizer, are 20 times smaller
@@ -269,6 +271,8 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
             target.state = state
         elif isinstance(target, _PickledDtype):
             target.check_byte_order(state)
+        elif isinstance(target, _PickledArray):
+            target.set_state(*state)
         elif not isinstance(target, (dict, StoredArray)):  # the attributes of a dict or a parameter are not weights
             raise self.refusal("to change an object")
 
@@ -350,12 +354,37 @@ class _PickledDtype:
 
     def __init__(self, code: str, *_: Any) -> None:
         if not re.fullmatch(r"[biuf][1248]", code):
-            raise ValueError(code)
+            raise InputError(f"it has an entry of numpy's dtype {code[:20]!a}: keep the weights alone in it")
         self.dtype = np.dtype(code)
 
     def check_byte_order(self, state: Any) -> None:
         if state[1] not in ("<", "|", "="):
-            raise ValueError("big-endian")
+            raise InputError("it has entries of numpy in big-endian order: load it in torch and save tensors")
+
+
+class _PickledArray(StoredArray):
+    """An array of numpy, whose entries are in the pickle."""
+
+    def __init__(self, kind: Any, shape: Any, code: Any) -> None:
+        if not isinstance(kind, Global) or kind.name != "numpy.ndarray":
+            raise TypeError("not an array")
+        self._entries: Array = np.empty(0, np.uint8)
+        self.shape, self.dtype = self._entries.shape, self._entries.dtype
+
+    def set_state(self, version: Any, shape: Any, kind: _PickledDtype, is_fortran: bool, data: bytes) -> None:
+        if any(type(length) is not int or length < 0 for length in shape):
+            raise ValueError("not a shape")
+        self._entries = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if is_fortran else "C")
+        self.shape, self.dtype = self._entries.shape, self._entries.dtype
+
+    def read(self, start: int, stop: int) -> Array:
+        return self._entries.reshape(-1)[start:stop].copy()
+
+
+def _counter(counts: Any) -> dict[Any, Any]:
+    if type(counts) is not dict:
+        raise TypeError("not counts")
+    return counts
 
 
 def _numpy_scalar(kind: _PickledDtype, data: bytes) -> Any:
@@ -386,19 +415,29 @@ def _torch_device(kind: str, index: int | None = None) -> str:
 
 COMMON_GLOBALS = allowlist(
     {
+        "collections.Counter": _counter,  # in the state of MultiStepLR
         "collections.OrderedDict": lambda: {},
         "collections.defaultdict": lambda *_: {},
         "__builtin__.set": lambda items: items,
         "builtins.set": lambda items: items,
         "_codecs.encode": _encode,
+        **{f"{module}.bytes": lambda: b"" for module in ("__builtin__", "builtins")},
         "numpy.dtype": _PickledDtype,
-        "numpy.core.multiarray.scalar": _numpy_scalar,
-        "numpy._core.multiarray.scalar": _numpy_scalar,
+        **{f"numpy.{core}.multiarray.scalar": _numpy_scalar for core in ("core", "_core")},
+        **{f"numpy.{core}.multiarray._reconstruct": _PickledArray for core in ("core", "_core")},
         **{f"pathlib.{name}": _join_path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
         **{f"pathlib._local.{name}": _join_path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
         "torch.Size": _torch_size,
         "torch.device": _torch_device,
     },
     classes=["argparse.Namespace"],
-    constants=["__builtin__.dict", "builtins.dict", "__builtin__.list", "builtins.list", "__builtin__.int", "builtins.int"],
+    constants=[
+        "__builtin__.dict",
+        "builtins.dict",
+        "__builtin__.list",
+        "builtins.list",
+        "__builtin__.int",
+        "builtins.int",
+        "numpy.ndarray",
+    ],
 )

@@ -175,6 +175,61 @@ def test_parameters_are_read_as_tensors(tmp_path):
     assert list(contents.arrays) == [("w",), ("l", "0")]
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_arrays_of_numpy_are_read_bit_for_bit(tmp_path, protocol):
+    arrays = {np.dtype(kind).name: random_bits(kind) for kind in DTYPES if kind is not ml_dtypes.bfloat16}
+    arrays |= {
+        "fortran": np.asfortranarray(random_bits("<f4", (2, 3, 4))),
+        "scalar": np.array(3),
+        "empty": np.zeros((0, 2)),
+    }
+    contents = save_and_open(tmp_path / "a.pth", arrays, pickle_protocol=protocol)
+    for name, array in arrays.items():
+        found = contents.arrays[name,]
+        assert (found.shape, found.dtype, to_bytes(found)) == (array.shape, array.dtype, to_bytes(array))
+    assert contents.arrays["fortran",].read(5, 9).tolist() == arrays["fortran"].reshape(-1)[5:9].tolist()
+
+
+def test_the_state_of_random_number_generators_and_of_schedulers_is_read(tmp_path):
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), [3, 3, 5])
+    value = {"scheduler": scheduler.state_dict(), "rng": np.random.RandomState(0).get_state(), "w": torch.ones(1)}
+    contents = save_and_open(tmp_path / "a.pth", value)
+    assert [contents.metadata[f"scheduler/milestones/{epoch}"] for epoch in (3, 5)] == [2, 1]
+    assert to_bytes(contents.arrays["rng", "1"]) == to_bytes(value["rng"][1])
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (np.str_("vit"), "numpy's dtype 'U3'"),
+        (np.array([{}], object), "numpy's dtype 'O8'"),
+        (np.ones(2, ">f4"), "numpy in big-endian order"),
+    ],
+)
+def test_entries_of_numpy_that_are_not_read_are_named(tmp_path, value, what):
+    torch.save({"w": torch.ones(1), "more": value}, tmp_path / "a.pth")
+    assert what in error_message(tmp_path / "a.pth")
+
+
+ARRAY_STATES = {
+    "too few bytes": b"(K\x01K\x03\x85%s\x89%st",
+    "a negative length": b"(K\x01J\xff\xff\xff\xffJ\xfe\xff\xff\xff\x86%s\x89%st",
+    "text as a shape": b"(K\x01X\x01\x00\x00\x002%s\x89%st",
+    "too few fields": b"(K\x02\x85%s%st",
+}
+
+
+@pytest.mark.parametrize("case", ARRAY_STATES)
+def test_an_array_of_numpy_with_an_impossible_state_is_refused(tmp_path, case):
+    kind, data = b"cnumpy\ndtype\nX\x02\x00\x00\x00u4\x85R", b"C\x08" + bytes(8)
+    head = b"\x80\x03cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+    valid = head + b"(K\x01K\x02\x85%s\x89%st" % (kind, data) + b"b."
+    assert np.asarray(CONTAINER.open(write_archive(tmp_path / "valid.pth", valid)).arrays[()]).tolist() == [0, 0]
+    assert "is damaged" in error_message(
+        write_archive(tmp_path / "a.pth", head + ARRAY_STATES[case] % (kind, data) + b"b.")
+    )
+
+
 class Tiny(torch.nn.Module):
     """A module with a submodule, a sequence of modules and two attributes."""
 
