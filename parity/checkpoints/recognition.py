@@ -321,8 +321,15 @@ def join_keys(arrays: Mapping[KeyPath, StoredArray], separator: str) -> dict[str
 
     A Flax pytree in a safetensors file may have keys joined by dots; they are replaced by slashes.  A saved NNX state may
     have each array under the key "value" of its variable, and Keras groups variables; neither is a part of the key.
+
+    Raises:
+        InputError: two arrays have the same joined key.
     """
-    flat = {separator.join(words): array for words, array in arrays.items() if array.size}
+    flat: dict[str, StoredArray] = {}
+    for words, array in arrays.items():
+        key = separator.join(words)
+        if array.size and flat.setdefault(key, array) is not array:
+            raise InputError(f"{key} is there twice, nested and joined: remove the wrong one")
     if separator != "/":
         return flat
     if not any("/" in key for key in flat):

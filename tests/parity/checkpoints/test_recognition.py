@@ -137,6 +137,11 @@ def test_arrays_of_a_training_run_are_not_an_assumption(tmp_path, state, key):
     assert not reasons_for_weights(parity.load(save(tmp_path, {**add_prefix("model.", state), key: torch.ones(3)})))
 
 
+def test_an_array_that_is_there_nested_and_joined_is_refused(tmp_path, state):
+    with pytest.raises(InputError, match=r"model\.head\.weight is there twice"):
+        parity.load(save(tmp_path, {"model": state, "model.head.weight": 2 * state["head.weight"]}))
+
+
 def test_a_text_tower_beside_the_weights_is_not_an_assumption(tmp_path, state):
     tower = {f"text.blocks.{n}.{word}": torch.ones(3) for n in range(4) for word in ("a", "b", "c")}
     checkpoint = parity.load(save(tmp_path, {**add_prefix("model.", state), **tower, "logit_scale": torch.ones(())}))
