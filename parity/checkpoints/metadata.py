@@ -224,8 +224,8 @@ def parse_labels(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] |
         where: the origin of the names, for the message.
 
     Raises:
-        InputError: the number of names is not that of the outputs, a name is neither text nor a number, or the names take
-            more than `MAX_NAMES_BYTES`.
+        InputError: the number of names is not that of the outputs, a name is neither text nor a number, or not valid
+            Unicode, which no file stores, or the names take more than `MAX_NAMES_BYTES`.
     """
     if names is None:
         return None
@@ -243,6 +243,10 @@ def parse_labels(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] |
     if odd is not None or None in names:
         raise InputError(f"{where}: one of the names is a {type(odd).__name__}, but text was expected")
     found = tuple(map(str, names))
+    try:
+        "".join(found).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{where}: a name has {error.object[error.start]!a}, which is not valid Unicode") from None
     if len(json.dumps(found)) > MAX_NAMES_BYTES:
         raise InputError(f"{where}: the names take more than {MAX_NAMES_BYTES >> 20} MiB")
     return found

@@ -509,6 +509,12 @@ def test_another_number_of_labels_than_outputs_is_refused(tmp_path: Path) -> Non
         parity.save(tmp_path / "w.npz", reproducible_init.weights(CONFIG, 0).arrays, CONFIG, "jax", labels=["a", "b"])
 
 
+def test_a_label_that_no_file_can_store_is_refused(tmp_path: Path) -> None:
+    labels = ["a", "b", "c", "caf\udce9"]
+    with pytest.raises(InputError, match=r"labels: a name has '\\udce9', which is not valid Unicode"):
+        parity.save(tmp_path / "w.npz", reproducible_init.weights(CONFIG, 0).arrays, CONFIG, "jax", labels=labels)
+
+
 # Surgery --------------------------------------------------------------------------------------------------------------
 
 
