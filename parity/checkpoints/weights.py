@@ -433,7 +433,7 @@ def _to_numpy(value: Any) -> Array:
         return np.asarray(value)
     import torch
 
-    tensor = value.detach().cpu()
+    tensor = value.detach().cpu().resolve_neg()  # the imaginary part of a conjugate is stored negated
     if tensor.dtype == torch.bfloat16:
         bits: Array = tensor.view(torch.int16).numpy()
         return bits.view(FLOAT_DTYPES["bfloat16"])

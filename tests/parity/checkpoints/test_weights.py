@@ -157,6 +157,14 @@ def test_strided_tensors_that_require_gradients_are_accepted():
     assert same_bits(parity.to_torch(params, TINY), tensors(arrays))
 
 
+def test_tensors_that_are_stored_negated_are_accepted():
+    torch = pytest.importorskip("torch")
+    weights = tensors(random_arrays("torch", TINY))
+    values = torch.arange(TINY.width, dtype=torch.float32)
+    weights["norm.bias"] = torch.complex(values, -values).conj().imag
+    assert parity.to_torch(parity.to_jax(weights, TINY), TINY)["norm.bias"].tolist() == values.tolist()
+
+
 def test_a_checkpoint_in_either_format_is_accepted():
     params, state_dict = random_arrays("jax", TINY), random_arrays("torch", TINY)
     assert same_bits(flatten(parity.to_jax(Checkpoint(TINY, "jax", params)), get("jax")), params)
