@@ -149,6 +149,7 @@ def open(path: Path, budget: Budget | None = None) -> Contents:
     budget = budget or Budget()
     try:
         found = find(path, budget)
+        shards.refuse_single_shard(found)
         contents = _detect_and_open(found, budget)
         _check_size(found, contents, budget)
     except InputError as error:

@@ -4,6 +4,7 @@ An index: {"metadata": {"total_size": 1024}, "weight_map": {"head.weight": "mode
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from vit_spec import InputError, bounded_json
 INDEX = ".index.json"
 
 _MAX_INDEX_BYTES = 2**25  # about 300,000 arrays
+_SHARD = re.compile(r".+-\d{5}-of-(\d{5})\.\w+")
 
 
 def recognises(path: Path, head: bytes, suffix: str) -> bool:
@@ -25,6 +27,18 @@ def recognises(path: Path, head: bytes, suffix: str) -> bool:
 def is_index(path: Path) -> bool:
     """Return whether a path that a container recognises is an index."""
     return path.suffix == ".json"
+
+
+def refuse_single_shard(path: Path) -> None:
+    """Raise InputError if the name of a file says that it is one of several shards.
+
+    Alone, a shard that ends after a block is a whole model with fewer blocks and without a classifier.
+    """
+    if (match := _SHARD.fullmatch(path.name)) and int(match[1]) > 1:
+        raise InputError(
+            f"{path} is one of {int(match[1])} shards, as its name says: give their folder or their index; if it has all "
+            f"weights, rename it"
+        )
 
 
 def shard_names(index: Path) -> set[str]:

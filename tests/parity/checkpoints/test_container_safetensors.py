@@ -204,6 +204,13 @@ def test_a_folder_and_its_index_give_the_same_arrays(sharded):
         assert contents.metadata == {"format": "jax", "index/total_size": 48}
 
 
+def test_a_shard_alone_is_refused(sharded):
+    shard = sharded / "model-00001-of-00003.safetensors"
+    assert "is one of 3 shards" in error_message(containers, shard)
+    shard.rename(sharded / "all.safetensors")
+    assert containers.open(sharded / "all.safetensors").arrays
+
+
 def test_a_single_shard_has_no_index(tmp_path):
     arrays = random_arrays()
     with create_sharded(tmp_path / "model", specs_of(arrays), {}, 10**6) as writer:
