@@ -28,7 +28,7 @@ from parity.checkpoints.containers.container import (
     Writer,
 )
 from parity.checkpoints.containers.pickles import MAX_PICKLE_BYTES, Global, allowlist, load
-from parity.checkpoints.containers.scratch import ScratchFile
+from parity.checkpoints.containers.scratch import ScratchFile, check_torch
 from parity.checkpoints.containers.torch_zip import DTYPES, read
 from parity.checkpoints.layout import Array
 from vit_spec import InputError
@@ -87,7 +87,11 @@ def create(path: Path, specs: Mapping[str, ArraySpec], metadata: Mapping[str, st
 
     `metadata` is not written, because the folder has no place for it: the caller writes it to a file beside it.  The arrays
     are collected in a scratch file, which takes as much disk space as all arrays.
+
+    Raises:
+        InputError: torch is not installed.
     """
+    check_torch(path)
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 

@@ -11,7 +11,7 @@ from parity.checkpoints.containers import shards, torch_legacy, torch_zip, zip_d
 from parity.checkpoints.containers.budget import Budget
 from parity.checkpoints.containers.container import ArraySpec, Container, Contents, File, FileSlice, Writer
 from parity.checkpoints.containers.pickles import flatten
-from parity.checkpoints.containers.scratch import ScratchFile
+from parity.checkpoints.containers.scratch import ScratchFile, check_torch
 from vit_spec import InputError
 
 _SHARD_SUFFIX = ".bin"  # of the shards that transformers writes
@@ -61,7 +61,11 @@ def create(path: Path, specs: Mapping[str, ArraySpec], metadata: Mapping[str, st
 
     `metadata` is not written, because the file has no place for it: the caller writes it to a file beside it.  The arrays
     are collected in a scratch file, which takes as much disk space as all arrays.
+
+    Raises:
+        InputError: torch is not installed.
     """
+    check_torch(path)
     with ScratchFile(path, specs) as scratch:
         yield scratch
         tensors = OrderedDict(scratch.tensors())

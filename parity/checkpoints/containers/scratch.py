@@ -4,6 +4,7 @@ import mmap
 import os
 import uuid
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 64
 _OVERHEAD, _OVERHEAD_PER_ARRAY = 1 << 16, 1 << 13  # bytes of headers and padding in the library's own file
+
+
+def check_torch(path: Path) -> None:
+    """Raise InputError if torch, which writes the file or folder at `path`, is not installed."""
+    if not find_spec("torch"):
+        raise InputError(f"torch writes {path}, and is not installed: install it, or write safetensors")
 
 
 class ScratchFile:

@@ -89,6 +89,18 @@ def test_a_disk_without_free_inodes_is_reported_in_one_line_and_nothing_is_left(
     assert failures
 
 
+@pytest.mark.parametrize(("container", "package"), [("pth", "torch"), ("dcp", "torch"), ("orbax", "orbax.checkpoint")])
+def test_a_library_that_is_not_installed_is_named_in_one_line_and_nothing_is_left(
+    source, tmp_path, monkeypatch, capfd, container, package
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    name, to, more = TARGETS[container]
+    assert main(["convert", str(source), str(tmp_path / name), "--to", to, *more]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and package.partition(".")[0] in error and "install" in error
+    assert os.listdir(tmp_path) == []
+
+
 def test_log_lines_of_orbax_about_a_failure_are_not_shown(source, tmp_path, monkeypatch, capfd):
     ocp = pytest.importorskip("orbax.checkpoint").v1
 
