@@ -4,7 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jax.typing import DTypeLike
+
+from vit_spec.errors import require
+from vit_spec.typed_fields import check_choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,9 @@ class Execution:
             the input of the block.
         unroll: number of blocks per iteration of the scan; larger values take longer to compile and may run faster.  None
             means all blocks on GPUs if `remat` is "none", else 1.
+
+    Raises:
+        vit_spec.InputError: an unknown kernel or rematerialization, or a dtype without fractions.
     """
 
     dtype: DTypeLike | None = None
@@ -31,3 +38,10 @@ class Execution:
     attention: Literal["auto", "explicit", "cudnn"] = "auto"
     remat: Literal["none", "dots", "full"] = "none"
     unroll: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choices(self, "execution.")
+        require(
+            self.dtype is None or jnp.issubdtype(self.dtype, jnp.floating),
+            f"execution.dtype is {self.dtype!r}: give a floating-point dtype such as 'bfloat16', or None",
+        )

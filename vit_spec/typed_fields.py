@@ -33,6 +33,13 @@ def check_types(part: Any, prefix: str) -> None:
             object.__setattr__(part, name, coerce(f"{prefix}{name}", value, annotation))
 
 
+def check_choices(part: Any, prefix: str) -> None:
+    """Check the fields of a dataclass that are annotated with a Literal; see `check_types`."""
+    for name, annotation in typing.get_type_hints(type(part)).items():
+        if typing.get_origin(annotation) is Literal:
+            coerce(f"{prefix}{name}", getattr(part, name), annotation)
+
+
 def coerce(name: str, value: Any, annotation: Any) -> Any:
     """Return `value` as a plain Python value of the annotated type.
 

@@ -5,6 +5,9 @@ from typing import Literal
 
 import torch
 
+from vit_spec.errors import require
+from vit_spec.typed_fields import check_choices
+
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
@@ -18,8 +21,18 @@ class Execution:
         remat: which activations a block stores for the backward pass: "none" stores all; "dots" stores the outputs of
             matrix products with weights and recomputes the rest; "full" stores only the input of the block (activation
             checkpointing).
+
+    Raises:
+        vit_spec.InputError: an unknown kernel or rematerialization, or a dtype that is no floating-point torch.dtype.
     """
 
     dtype: torch.dtype | None = None
     attention: Literal["fused", "explicit"] = "fused"
     remat: Literal["none", "dots", "full"] = "none"
+
+    def __post_init__(self) -> None:
+        check_choices(self, "execution.")
+        require(
+            self.dtype is None or (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point),
+            f"execution.dtype is {self.dtype!r}: give a floating-point dtype such as torch.bfloat16, or None",
+        )

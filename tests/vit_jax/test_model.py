@@ -303,6 +303,20 @@ def test_the_error_for_invalid_images_is_one_line(what: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "fused"}, "execution.attention is 'fused': give one of auto, explicit, cudnn"),
+        ({"remat": "Full"}, "execution.remat is 'Full': give one of none, dots, full; did you mean 'full'?"),
+        ({"dtype": "int32"}, "execution.dtype is 'int32': give a floating-point dtype such as 'bfloat16', or None"),
+    ],
+)
+def test_unknown_execution_options_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        vit_jax.Execution(**options)
+    assert str(error.value).startswith(message)
+
+
 def test_every_named_model_at_full_size_has_the_parameter_count_of_its_rows() -> None:
     counts = {}
     for name in vit_spec.names():

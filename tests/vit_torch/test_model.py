@@ -218,6 +218,21 @@ def test_the_error_for_invalid_images_is_one_line(what: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "auto"}, "execution.attention is 'auto': give one of fused, explicit"),
+        ({"remat": "Full"}, "execution.remat is 'Full': give one of none, dots, full; did you mean 'full'?"),
+        ({"dtype": "bfloat16"}, "execution.dtype is 'bfloat16': give a floating-point dtype such as torch.bfloat16"),
+        ({"dtype": torch.int32}, "execution.dtype is torch.int32: give a floating-point dtype such as torch.bfloat16"),
+    ],
+)
+def test_unknown_execution_options_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        vit_torch.Execution(**options)
+    assert str(error.value).startswith(message)
+
+
 def test_every_named_model_at_full_width_has_the_parameter_count_of_its_rows() -> None:
     configs = {name: replace(vit_spec.get(name), depth=2) for name in vit_spec.names()}
     counts = {}
