@@ -104,7 +104,7 @@ class PatchProjection(ViTModule):
         (b, height, width, c), (ph, pw) = images.shape, self.config.patch_size
         x = images.astype(self.execution.dtype or self.kernel.dtype)
         x = x.reshape(b, height // ph, ph, width // pw, pw, c).swapaxes(2, 3)
-        x = x.reshape(b, -1, ph * pw * c)
+        x = x.reshape(b, height // ph * (width // pw), ph * pw * c)
         kernel = self.kernel.astype(x.dtype).reshape(ph * pw * c, -1)
         x = jnp.matmul(x, kernel, precision=self.execution.precision)
         return x if self.bias is None else _wide(jnp.add, x, self.bias)

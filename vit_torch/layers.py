@@ -92,7 +92,7 @@ class PatchProjection(nn.Conv2d):
         (b, c, height, width), (ph, pw) = images.shape, self.kernel_size
         x = images.to(self.dtype or self.weight.dtype)
         x = x.view(b, c, height // ph, ph, width // pw, pw).permute(0, 2, 4, 1, 3, 5)
-        x = x.reshape(b, -1, c * ph * pw)
+        x = x.reshape(b, height // ph * (width // pw), c * ph * pw)
         # A matrix product, not a convolution: it computes the same sum, and convolution settings (TF32) do not apply.
         return linear(x, self.weight.to(x.dtype).flatten(1), None if self.bias is None else self.bias.to(x.dtype))
 

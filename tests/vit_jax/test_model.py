@@ -303,6 +303,12 @@ def test_the_error_for_invalid_images_is_one_line(what: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_a_batch_without_images_gives_no_logits(train: bool) -> None:
+    logits = vit_jax.ViT(PLAIN).apply({"params": cached_params(PLAIN)}, random_images(PLAIN)[:0], train=train)
+    assert logits.shape == (0, PLAIN.num_classes)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -218,6 +218,12 @@ def test_the_error_for_invalid_images_is_one_line(what: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("attention", ["fused", "explicit"])
+def test_a_batch_without_images_gives_no_logits(attention: Any) -> None:
+    logits = vit_torch.ViT(PLAIN, vit_torch.Execution(attention=attention))(images(PLAIN)[:0])
+    assert logits.shape == (0, PLAIN.num_classes)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
