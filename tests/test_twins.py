@@ -1,20 +1,27 @@
 """The twins compute the same function (G0, float64) with equal accuracy (G1, float32): see `parity.comparison.twins`."""
 
+import typing
+from dataclasses import fields
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("jax")
-pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
 
 import vit_spec
 import vit_torch
 from parity.comparison.tolerances import ErrorBudget, ErrorNorms
 from parity.comparison.twins import compare
+from tests import random_configs
 from tests.random_configs import RESAMPLING, configs
 from tests.twins import NO_KERNEL_FUSION, perturbed_params, random_images, small_config, small_models
+from vit_jax import layers as jax_layers
 from vit_spec import InputError, ViTConfig
+from vit_torch import layers as torch_layers
 
 # Each program runs once, so it is compiled with few optimizations; XLA still fuses operations.  benchmarks/full_size.py
 # uses the default optimizations.
@@ -66,6 +73,37 @@ def test_a_random_config_is_the_same_function_in_both_twins(config: ViTConfig, s
     report = compare(config, perturbed_params(config, seed), images=random_images(config, size, seed), xla_options=QUICK)
     differing = [measure for measure in report.measures if not measure.same_function]
     assert not differing, differing[0]
+
+
+def test_each_activation_is_one_function_in_both_twins_and_no_two_are_the_same() -> None:
+    """A kind that a twin lacks would be the identity there."""
+    kinds = typing.get_args(typing.get_type_hints(vit_spec.Mlp)["activation"])
+    x = np.linspace(-9, 9, 64).reshape(16, 2, 2)
+    with jax.enable_x64():
+        in_jax = {kind: np.asarray(jax_layers.activation(jax.numpy.asarray(x), kind)) for kind in kinds}
+    for kind in kinds:
+        in_torch = torch_layers.activation(torch.from_numpy(x), kind).numpy()
+        np.testing.assert_allclose(in_jax[kind], in_torch, rtol=1e-12, atol=1e-14, err_msg=kind)
+    assert len({value.tobytes() for value in in_jax.values()}) == len(kinds)
+
+
+def test_random_configs_have_every_choice_of_the_config() -> None:
+    source = Path(random_configs.__file__).read_text()
+    parts = [
+        annotation
+        for annotation in typing.get_type_hints(ViTConfig).values()
+        if hasattr(annotation, "__dataclass_fields__")
+    ]
+    hints = {field.name: typing.get_type_hints(part)[field.name] for part in parts for field in fields(part)}
+    choices = {
+        f'"{value}"'
+        for hint in hints.values()
+        if typing.get_origin(hint) is typing.Literal
+        for value in typing.get_args(hint)
+    }
+    flags = {name for name, hint in hints.items() if hint is bool}
+    assert len(choices) > 30 and len(flags) > 15
+    assert not [text for text in sorted(choices | flags) if text not in source]
 
 
 def test_an_imprecise_twin_fails_only_g1(monkeypatch: pytest.MonkeyPatch) -> None:
