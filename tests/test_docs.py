@@ -1,4 +1,4 @@
-"""The paths and modules that docs/architecture.md and CHANGELOG.md name exist."""
+"""What the pages name exists, and the figure at the top of README.md is the measured one."""
 
 import pkgutil
 import re
@@ -28,6 +28,14 @@ def test_the_changelog_names_modules_that_exist() -> None:
     }
     assert len(new) > 100
     assert not [name for name in sorted(new) if not resolves(name)]
+
+
+def test_the_agreement_at_the_top_of_the_readme_is_the_largest_difference_measured_for_that_model() -> None:
+    table = (ROOT / "docs" / "measurements" / "parity.md").read_text()
+    rows = re.findall(r"^\| vit_b16 \| \w+ \| (\S+) \| (\S+) \|", table, re.MULTILINE)
+    (stated,) = re.findall(r"ViT-B/16 agree to (\S+) in float64", (ROOT / "README.md").read_text())
+    assert float(stated) == max(float(value) for row in rows for value in row)
+    assert f">{stated}<" in (ROOT / "docs" / "overview.svg").read_text()
 
 
 def resolves(name: str) -> bool:
