@@ -72,11 +72,14 @@ def teacher_loss(outputs: Array, of_teacher: Array, temperature: float | None) -
 
 
 def soft_targets(task: Task, targets: Array, outputs: int, smoothing: float) -> Array:
-    """Return targets that can be mixed: class indices (B,) become probabilities (B, outputs), float32.
+    """Return targets that can be mixed: class indices (B,) become probabilities (B, outputs).
+
+    They are float32, or float64 in JAX's x64 mode, where mixing in float32 would round by 1e-8.
 
     smoothing: label smoothing s (arXiv 1512.00567, section 7): 1 becomes 1 - s + s / K, and 0 becomes s / K, where K is
         the number of classes, or 2 for labels.
     """
     if task == "classes":
         return (1 - smoothing) * jax.nn.one_hot(targets, outputs) + smoothing / outputs
+    targets = targets.astype(float)
     return (1 - smoothing) * targets + smoothing / 2 if task == "labels" else targets

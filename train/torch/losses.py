@@ -59,11 +59,9 @@ def teacher_loss(outputs: Tensor, of_teacher: Tensor, temperature: float | None)
 
 
 def soft_targets(task: Task, targets: Tensor, outputs: int, smoothing: float) -> Tensor:
-    """Return targets that can be mixed; see `train.jax.losses.soft_targets`.
-
-    classes: indices (B,) become probabilities (B, outputs), float32, or float64 if that is torch's default dtype.
-    """
+    """Return targets that can be mixed, in torch's default dtype; see `train.jax.losses.soft_targets`."""
     if task == "classes":
         one_hot = F.one_hot(targets, outputs).to(torch.get_default_dtype())
         return (1 - smoothing) * one_hot + smoothing / outputs
+    targets = targets.to(torch.get_default_dtype())
     return (1 - smoothing) * targets + smoothing / 2 if task == "labels" else targets

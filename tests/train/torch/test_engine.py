@@ -23,6 +23,7 @@ from tests.twins import perturbed_params
 from train.data.augment import Mix
 from train.data.batches import Batch
 from train.jax.engine import JaxEngine
+from train.jax.losses import soft_targets as jax_soft_targets
 from train.loop.init_from import draw_initial_weights
 from train.loop.teacher_weights import load_teacher
 from train.recipes import Augment, Optimizer, Recipe
@@ -52,7 +53,8 @@ def make_batch(seed: int, mix: Mix | None = None, task: str = "classes") -> Batc
     rng = np.random.default_rng(seed)
     targets = rng.integers(0, 5, 12).astype(np.int32)
     if task != "classes":
-        targets = rng.integers(0, 2, (12, 5)).astype(np.float32)
+        of_labels = task == "labels"
+        targets = (rng.integers(0, 2, (12, 5)) if of_labels else rng.normal(size=(12, 5))).astype(np.float32)
     return Batch(rng.integers(0, 256, (12, 8, 8, 3), np.uint8), targets, np.arange(12), np.ones(12, bool), mix)
 
 
@@ -119,8 +121,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "adamw": {},
     "accumulated": {"accumulate": 3, "ema": 0.99, "label_smoothing": 0.1},
     "sigmoid": {"loss": "sigmoid", "optimizer": Optimizer(layer_decay=0.8, freeze=("patch_embed.*",))},
-    "labels": {"label_smoothing": 0.1, "optimizer": Optimizer(name="sgd", lr=0.1)},
-    "values": {"ema": 0.9},
+    "labels, mixed": {
+        "augment": Augment(mixup=0.2),
+        "label_smoothing": 0.1,
+        "optimizer": Optimizer(name="sgd", lr=0.1),
+    },
+    "values, mixed": {"augment": Augment(mixup=0.2), "ema": 0.9},
     "weighted": {"class_weights": WEIGHTS},
     "weighted, mixed": {
         "class_weights": WEIGHTS,
@@ -269,6 +275,15 @@ def test_too_little_memory_and_the_end_of_another_process_are_reported_in_one_li
         raise RuntimeError("[pair.cc:538] Read error [127.0.0.1]:45704: Connection reset by peer")
     with pytest.raises(RuntimeError, match="something else"), one_line_errors():
         raise RuntimeError("something else")
+
+
+@pytest.mark.parametrize("task", ["classes", "labels", "values"])
+def test_targets_are_mixed_in_float64(task: Any) -> None:
+    """In float32, one framework rounds a sum of products once and the other twice."""
+    targets = make_batch(0, task=task).targets
+    assert jax_soft_targets(task, targets, 5, 0.1).dtype == np.float64
+    tensor = torch.tensor(targets).long() if task == "classes" else torch.tensor(targets)
+    assert soft_targets(task, tensor, 5, 0.1).dtype == torch.float64
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
