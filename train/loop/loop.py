@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 import numpy as np
+from numpy.typing import NDArray
 
 from train.data.batches import Batch, DataLoader
 from train.loop.attention_maps import patch_attention
@@ -340,6 +341,11 @@ class Loop:
         is_newest = self._is_evaluated and _equal_metrics(best, last)
         is_kept = self._weight_files.restore_best(path, self.done, is_newest=is_newest, is_best=is_best, raw=raw)
         return best if is_kept else {}
+
+    @property
+    def is_readable_held_out(self) -> NDArray[np.bool_]:
+        """Which held-out images could be read, (images,): metrics are of these."""
+        return np.array([escape_surrogates(name) not in self.unreadable for name in self.held_out.examples.names])
 
     @property
     def _epoch(self) -> float:

@@ -322,15 +322,14 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     if loop.is_stopped_early:
         rows["stopped early"] = f"{loop.evaluations_since_best} evaluations without a better {metric} (--patience)"
     if loop.unreadable:
-        rows["unreadable"] = (
-            f"{len(loop.unreadable)} images: {', '.join(sorted(loop.unreadable)[:3])}{', ...' * (len(loop.unreadable) > 3)}"
-        )
+        n = len(loop.unreadable)
+        rows["unreadable"] = f"{n} image{'s' * (n > 1)}: {', '.join(sorted(loop.unreadable)[:3])}{', ...' * (n > 3)}"
     if loop.skipped:
         rows["skipped"] = f"{loop.skipped} of the steps: their loss or gradient norm was not finite"
     if loop.last:
         metrics = {name: value for name, value in loop.last.items() if "/" not in name}
         rows["held out"] = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics.items())
-        constant = constant_score(loop.task, loop.held_out.targets)
+        constant = constant_score(loop.task, loop.held_out.targets[loop.is_readable_held_out])
         if constant[0] in metrics:
             rows["held out"] += f"; one answer for all images: {format_metric(*constant)}"
     if loop.best:

@@ -275,7 +275,7 @@ def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys
         (["--resume", "{run}", "--run", "other"], "leave --run out"),
         (["--resume", "nowhere"], "nowhere holds no run"),
         (["--resume", "{run}", "--epoch", "9"], "did you mean '--epochs'?"),
-        (["--resume", "{run}", "--optimizer.lr", "-1"], "optimizer.lr is -1.0: give 0 or more"),
+        (["--resume", "{run}", "--optimizer.lr", "-1"], "optimizer.lr is -1.0: give a number from 0 to 1e9"),
     ],
 )
 def test_other_changes_of_a_run_are_refused_and_change_nothing(
@@ -319,17 +319,33 @@ def test_a_resumed_run_with_another_batch_size_takes_the_images_that_follow(tmp_
     assert halves == whole and len(whole) == 640
 
 
+def photos(folder: Path) -> list[Path]:
+    """Write 12 images of two classes, in turn, whose names are not UTF-8."""
+    paths = [folder / "ab"[i % 2] / os.fsdecode(b"\xe9 %d.png" % i) for i in range(12)]
+    for i, path in enumerate(paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 20 * i).save(path)
+    return paths
+
+
+def test_one_answer_for_all_images_is_scored_on_those_that_could_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in photos(tmp_path / "photos")[1::2]:
+        path.write_bytes(b"")
+    data = ["--data", f"folder:{tmp_path / 'photos'}", "--corrupt", "skip", "--held-out", "0.5"]
+    assert command(*SMALL, *data, "--run", tmp_path / "run") == 0
+    printed = capsys.readouterr().out
+    assert "one answer for all images: 100.0%" in printed and "6 images: " in printed
+
+
 def test_a_run_resumes_with_images_whose_names_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for i in range(12):
-        name = tmp_path / "photos" / "ab"[i % 2] / os.fsdecode(b"\xe9 %d.png" % i)
-        name.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8), 20 * i).save(name)
-    name.write_bytes(b"")
+    photos(tmp_path / "photos")[-1].write_bytes(b"")
     data = ["--data", f"folder:{tmp_path / 'photos'}", "--corrupt", "skip", "--run", tmp_path / "run"]
     for changes in ([], ["--keep", "3"]):
         assert command(*SMALL, *data, *changes) == 0
         printed = capsys.readouterr().out
-        assert f"unreadable         1 images: {tmp_path}/photos/b/\\udce9 11.png" in printed
+        assert f"unreadable         1 image: {tmp_path}/photos/b/\\udce9 11.png" in printed
     assert "resuming from step 4 of 4" in printed
     states = [path.read_text() for path in (tmp_path / "run" / "checkpoints").rglob("state.json")]
     assert states and all(bounded_json.parse_object(state.encode(), allow_nan=True) for state in states)
