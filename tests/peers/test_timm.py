@@ -295,6 +295,18 @@ def test_rotary_positions_in_config_json_replace_those_of_other_models_with_a_no
     assert relrms(torch_logits(parity.load(tmp_path), images), logits) < FLOAT64_TOLERANCE
 
 
+def test_a_bare_file_of_mixed_rotary_positions_is_read_with_a_norm_before_the_blocks(tmp_path: Path) -> None:
+    options = {"use_pre_transformer_norm": True, "use_rot_pos_emb": True, "rope_type": "mixed", "rope_grid_indexing": "xy"}
+    with float64():
+        model = timm.create_model("eva02_tiny_patch14_224", **{**ROTARY, **options}).eval()
+        fill(model, rng_for("norm before"))
+        images = noise(rng_for("images"), (2, 3, *SMALL["img_size"]), 1.0)
+        logits = model(torch.tensor(images)).numpy()
+    torch.save(model.state_dict(), tmp_path / "eva.pth")
+    checkpoint = parity.load(tmp_path / "eva.pth", given={"image_size": SMALL["img_size"], "num_heads": 2})
+    assert relrms(torch_logits(checkpoint, images), logits) < FLOAT64_TOLERANCE
+
+
 # Checkpoints of train.py ----------------------------------------------------------------------------------------------
 
 TRAIN_PY = {"eval_metric": "top1", "checkpoint_hist": 10, "recovery_interval": 0, "train_interpolation": "random"}

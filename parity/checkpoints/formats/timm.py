@@ -68,14 +68,14 @@ def _assumed_of_eva(evidence: Evidence) -> dict[str, object]:
     axes, width = evidence.axes, evidence.sizes["width"]
     if any(name.startswith(("rel_pos.", "blocks.attn.rel_pos.")) for name in axes):  # a BEiT
         return {"positions.rotary": "none", **({} if "norm.weight" in axes else {"head.pool": "mean"})}
+    if "blocks.attn.freqs" in axes:  # RoPE-ViT's mixed rotary positions, also of a model with a norm before the blocks
+        return {"head.pool": "token" if "norm.weight" in axes else "mean"}
     if "norm_pre.weight" in axes:
         fields: dict[str, object] = {"positions.rotary": "rope_vit", "positions.rotary_start": 1.0, "norms.eps": 1e-5}
         fields |= {"positions.rotary_base": 10000.0, "head.pool": "mean"}
         if "attn_pool.latent" in axes:
             fields |= {"head.pool": "attention", "head.pool_heads": 8, "head.pool_prefix": "cls_token" in axes}
         return fields
-    if "blocks.attn.freqs" in axes:
-        return {"head.pool": "token"}
     if "pos_embed" in axes:
         is_eva02 = evidence.variant != "eva"
         return {
