@@ -1,6 +1,7 @@
 """Hypotheses about fields of the config and about the preprocessing of the images."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,12 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
 def _pixels(c: ViTConfig, normalized: bool) -> Iterator[Hypothesis]:
     """Yield other normalization statistics and axis orders of the images; RGB statistics need a model with 3 channels."""
     wanted, family = c.pixels, "normalization"
-    for what, pixels in KNOWN_PIXELS.items():
+    known = dict(KNOWN_PIXELS)
+    if min(wanted.mean) > 0:
+        known["the standard deviation as mean and the mean as standard deviation"] = Pixels(
+            mean=wanted.std, std=wanted.mean
+        )
+    for what, pixels in known.items():
         if len(pixels.mean) not in (1, c.in_channels) or pixels == wanted:
             continue
         fields = {"pixels.mean": pixels.mean, "pixels.std": pixels.std}
@@ -107,6 +113,9 @@ def _pixels(c: ViTConfig, normalized: bool) -> Iterator[Hypothesis]:
         fix = "give the images with the height axis before the width axis"
         name = "height and width of the images are swapped"
         yield Hypothesis(name, "image axes", images=lambda images: images.swapaxes(2, 3), manual_fix=fix)
+    for name, axis in (("mirrored left to right", 3), ("upside down", 2)):
+        flip = partial(np.flip, axis=axis)
+        yield Hypothesis(f"images are {name}", "image axes", images=flip, manual_fix=f"give images that are not {name}")
 
 
 NORMALIZE_ONCE = "normalize the images only once in the code that made the expected outputs"

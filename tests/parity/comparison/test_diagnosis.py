@@ -119,6 +119,28 @@ def test_a_wrong_field_of_the_config_is_named(family: str) -> None:
     assert diagnosis.matched and diagnosis.matched[0].families == (family,), diagnosis.verdict
 
 
+PICTURED = PLAIN.replace(pixels={"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)})
+IMAGES: dict[
+    str, tuple[ViTConfig, Any]
+] = {  # what is wrong -> the config of the expected outputs, and a change of the images
+    "images are normalized by the standard deviation as mean and the mean as standard deviation": (
+        PICTURED.replace(pixels={"mean": PICTURED.pixels.std, "std": PICTURED.pixels.mean}),
+        None,
+    ),
+    "images are mirrored left to right": (PICTURED, lambda images: images[:, :, ::-1]),
+    "images are upside down": (PICTURED, lambda images: images[:, ::-1]),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_wrong_images_are_named(name: str) -> None:
+    right, change = IMAGES[name]
+    file, images = checkpoint(PICTURED), uint8_images(PICTURED)
+    logits = model_outputs(right, file.arrays, images if change is None else change(images).copy())
+    diagnosis = diagnose(file, expected_outputs(images, logits, PICTURED), pairs=100)
+    assert diagnosis.matched and diagnosis.matched[0].names == (name,), diagnosis.verdict
+
+
 @pytest.mark.parametrize("mode", [{"antialias": False}, {"kernel": "bilinear", "antialias": False, "align_corners": True}])
 def test_a_wrong_resampling_of_positions_is_named(mode: dict[str, Any]) -> None:
     diagnosis = diagnose_with(PLAIN, PLAIN.replace(resampling=mode), size=(80, 64))
