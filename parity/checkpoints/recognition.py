@@ -445,4 +445,10 @@ def _no_format_message(
     remedy = remove if to_remove else "Fetch or save the weights again"
     if best.format.definition:
         remedy = f"Correct {best.format.definition.source}, or fetch or save the weights again"
+    leading = {array.shape[:1] for array in arrays.values() if array.size}
+    if len(arrays) > 1 and len(leading) == 1 and (length := next(iter(leading))):
+        remedy = (
+            f"Every array begins with an axis of length {length[0]}, as those that jax.pmap replicates: save one of the "
+            "replicas, jax.tree.map(lambda x: x[0], params)"
+        )
     return f"these weights match no known format; the nearest is {best.format.name}, except for {shown}. {remedy}"

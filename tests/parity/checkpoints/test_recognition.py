@@ -137,6 +137,12 @@ def test_arrays_of_a_training_run_are_not_an_assumption(tmp_path, state, key):
     assert not reasons_for_weights(parity.load(save(tmp_path, {**add_prefix("model.", state), key: torch.ones(3)})))
 
 
+def test_replicated_parameters_are_named(tmp_path, state):
+    replicated = {key: torch.stack([tensor] * 8) for key, tensor in state.items()}
+    with pytest.raises(InputError, match=r"an axis of length 8, as those that jax\.pmap replicates: save one"):
+        parity.load(save(tmp_path, replicated))
+
+
 def test_an_array_that_is_there_nested_and_joined_is_refused(tmp_path, state):
     with pytest.raises(InputError, match=r"model\.head\.weight is there twice"):
         parity.load(save(tmp_path, {"model": state, "model.head.weight": 2 * state["head.weight"]}))
