@@ -213,9 +213,10 @@ def _choose_container(
 ) -> tuple[Container, list[str]]:
     """Return the container to write, and remarks on labels and preprocessing that other programs cannot read from it."""
     remarks = [] if format.json_files is no_files else metadata.notes_only_remarks(checkpoint)
-    if name is not None:
-        return containers.get(name), remarks
-    if (found := containers.by_suffix(path)) and not slash:
+    found = None if slash else containers.by_suffix(path)
+    if found := found if name is None else containers.get(name):
+        if shard is not None:
+            raise InputError(f"{path} is no folder of safetensors files: leave --shard (shard=) out, or give FOLDER/")
         return found, remarks
     files, lost = metadata.fill_library_files(format.json_files(checkpoint.config), checkpoint)
     suffixes = [suffix for each in containers.names() for suffix in containers.get(each).suffixes]
@@ -229,10 +230,9 @@ def _choose_container(
             f"the library of {format.name} does not open a folder of this model with the keys of {format.variant!r}: write "
             f"{default.full_name(checkpoint.config)}, or a file (weights.safetensors) instead of a folder"
         )
-    if shard is not None and not format.opens_shards:
-        raise InputError(f"the library of {format.name} opens only one file of weights: leave --shard (shard=) out")
-
     flax = format.separator == "/"
+    if shard is not None and (flax or not format.opens_shards):
+        raise InputError(f"the library of {format.name} opens only one file of weights: leave --shard (shard=) out")
     weights = containers.get("msgpack" if flax else "safetensors")
 
     @contextlib.contextmanager

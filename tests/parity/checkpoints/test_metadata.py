@@ -64,6 +64,13 @@ def test_a_sharded_folder_stores_labels(tmp_path: Path) -> None:
     assert parity.load(tmp_path / "folder").labels == LABELS
 
 
+@pytest.mark.parametrize(("name", "to"), [("vit.safetensors", "hf-vit"), ("vit.npz", "jax"), ("flax/", "hf-flax")])
+def test_shards_of_what_has_none_are_refused(name: str, to: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="leave --shard"):
+        write(with_metadata(SQUARE, preprocessing=None), f"{tmp_path}/{name}", to, shard=30_000)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_without_metadata_is_read(tmp_path: Path) -> None:
     write(reproducible_init.weights(CONFIG, 0), tmp_path / "weights.npz", "jax")
     assert metadata_of(parity.load(tmp_path / "weights.npz")) == (None, None, "classes", ())
