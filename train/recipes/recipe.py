@@ -188,9 +188,9 @@ class Recipe:
             ("patience", self.patience >= 0, "a number of evaluations, or 0"),
             ("keep", self.keep > 0, "1 or more"),
             ("profile", 0 < (self.profile or (1, 1))[0] <= (self.profile or (1, 1))[1], "a first step and a last one"),
-            # Their product stays far below the largest number in float32.
-            ("optimizer.lr", 0 <= self.optimizer.lr <= 1e9, "a number from 0 to 1e9"),
-            ("optimizer.weight_decay", 0 <= self.optimizer.weight_decay <= 1e9, "a number from 0 to 1e9"),
+            # Their product is below the largest number in float32.
+            ("optimizer.lr", 0 <= self.optimizer.lr <= 1e30, "a number from 0 to 1e30"),
+            ("optimizer.weight_decay", 0 <= self.optimizer.weight_decay <= 1e6, "a number from 0 to 1e6"),
             ("optimizer.eps", 0 < self.optimizer.eps < math.inf, "a positive number"),
             ("optimizer.beta1", 0 < self.optimizer.beta1 < 1, "a number between 0 and 1"),
             ("optimizer.beta2", 0 < self.optimizer.beta2 < 1, "a number between 0 and 1"),
