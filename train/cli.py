@@ -79,7 +79,7 @@ def run_command(run: Callable[[], int]) -> int:
         return BAD_INPUT
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(str(error.name).partition(".")[0], "train")
-        print_error(f"the package {error.name} is not installed: pip install 'twin-vision-transformers[{extra}]'")
+        print_error(f"the package {error.name} is not installed: pip install '.[{extra}]' in the checkout")
         return BAD_INPUT
     except BrokenPipeError:  # the reader of the output has ended, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

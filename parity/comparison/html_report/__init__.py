@@ -29,7 +29,7 @@ def check_output_path(path: str | Path) -> Path:
     """
     if missing := [name for name in REQUIRED_PACKAGES if find_spec(name) is None]:
         raise InputError(
-            f"a report needs {' and '.join(missing)}, not installed: pip install 'twin-vision-transformers[report]'"
+            f"a report needs {' and '.join(missing)}, not installed: pip install '.[report]' in the checkout"
         )
     path = Path(path)
     if path.suffix not in (".html", ".htm"):

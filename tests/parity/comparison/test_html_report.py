@@ -276,7 +276,7 @@ def test_the_users_matplotlib_style_changes_nothing():
 @pytest.mark.parametrize("name", html_report.REQUIRED_PACKAGES)
 def test_a_missing_package_is_reported_in_one_line_with_the_command_to_install_it(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=rf"{name}, not installed: pip install 'twin-vision-transformers\[report\]'"):
+    with pytest.raises(InputError, match=rf"{name}, not installed: pip install '\.\[report\]' in the checkout"):
         html_report.check_output_path(tmp_path / "report.html")
 
 
