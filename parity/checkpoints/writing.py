@@ -23,6 +23,7 @@ from parity.checkpoints.containers import ArraySpec, Container, Writer
 from parity.checkpoints.containers.container import ContiguousArray
 from parity.checkpoints.containers.folders import MAX_JSON_BYTES
 from parity.checkpoints.containers.safetensors import create_sharded
+from parity.checkpoints.containers.shards import shards_in_name
 from parity.checkpoints.formats import Fields, Format, get
 from parity.checkpoints.formats.format import Definition, no_files
 from parity.checkpoints.layout import Array
@@ -217,6 +218,8 @@ def _choose_container(
     if found := found if name is None else containers.get(name):
         if shard is not None:
             raise InputError(f"{path} is no folder of safetensors files: leave --shard (shard=) out, or give FOLDER/")
+        if shards_in_name(path) > 1:
+            raise InputError(f"{path} would be one file with the name of one of several shards: give another name")
         return found, remarks
     files, lost = metadata.fill_library_files(format.json_files(checkpoint.config), checkpoint)
     suffixes = [suffix for each in containers.names() for suffix in containers.get(each).suffixes]

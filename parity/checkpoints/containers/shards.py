@@ -34,11 +34,17 @@ def refuse_single_shard(path: Path) -> None:
 
     Alone, a shard that ends after a block is a whole model with fewer blocks and without a classifier.
     """
-    if (match := _SHARD.fullmatch(path.name)) and int(match[1]) > 1:
+    if (shards := shards_in_name(path)) > 1:
         raise InputError(
-            f"{path} is one of {int(match[1])} shards, as its name says: give their folder or their index; if it has all "
-            f"weights, rename it"
+            f"{path} is one of {shards} shards, as its name says: give their folder or their index; if it has all weights, "
+            f"rename it"
         )
+
+
+def shards_in_name(path: Path) -> int:
+    """Return of how many shards a file is one, as its name says; 1 if the name says nothing."""
+    match = _SHARD.fullmatch(path.name)
+    return int(match[1]) if match else 1
 
 
 def shard_names(index: Path) -> set[str]:

@@ -28,9 +28,7 @@ def check_output_path(path: str | Path) -> Path:
             not part of an earlier report has the name of the page or of its plot.
     """
     if missing := [name for name in REQUIRED_PACKAGES if find_spec(name) is None]:
-        raise InputError(
-            f"a report needs {' and '.join(missing)}, not installed: pip install '.[report]' in the checkout"
-        )
+        raise InputError(f"a report needs {' and '.join(missing)}, not installed: pip install '.[report]' in the checkout")
     path = Path(path)
     if path.suffix not in (".html", ".htm"):
         raise InputError(f"{path} is not the name of an HTML page: give one that ends in .html")

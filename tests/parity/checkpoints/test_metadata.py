@@ -71,6 +71,12 @@ def test_shards_of_what_has_none_are_refused(name: str, to: str, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_with_the_name_of_a_shard_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the name of one of several shards"):
+        write(reproducible_init.weights(CONFIG, 0), tmp_path / "model-00001-of-00002.safetensors", "jax")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_without_metadata_is_read(tmp_path: Path) -> None:
     write(reproducible_init.weights(CONFIG, 0), tmp_path / "weights.npz", "jax")
     assert metadata_of(parity.load(tmp_path / "weights.npz")) == (None, None, "classes", ())
