@@ -19,7 +19,7 @@ from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from parity.checkpoints.weights import TASKS, Checkpoint
 from vit_spec import InputError, ViTConfig, bounded_json
 from vit_spec.config import FIELDS
-from vit_spec.printable import printable
+from vit_spec.printable import is_utf8, printable
 
 LOST_PREFIX = "lost: "  # begins a line about metadata that the JSON files of a library cannot express
 RUN_NOTE = "run"  # the key in `notes` of the config.json of a run of `train`
@@ -243,10 +243,8 @@ def parse_labels(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] |
     if odd is not None or None in names:
         raise InputError(f"{where}: one of the names is a {type(odd).__name__}, but text was expected")
     found = tuple(map(str, names))
-    try:
-        "".join(found).encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{where}: a name has {error.object[error.start]!a}, which is not valid Unicode") from None
+    if (invalid := next((name for name in found if not is_utf8(name)), None)) is not None:
+        raise InputError(f"{where}: {shorten(ascii(invalid), 80)} is not valid Unicode: correct the name")
     if len(json.dumps(found)) > MAX_NAMES_BYTES:
         raise InputError(f"{where}: the names take more than {MAX_NAMES_BYTES >> 20} MiB")
     return found

@@ -329,7 +329,7 @@ def join_keys(arrays: Mapping[KeyPath, StoredArray], separator: str) -> dict[str
     for words, array in arrays.items():
         key = separator.join(words)
         if array.size and flat.setdefault(key, array) is not array:
-            raise InputError(f"{key} is there twice, nested and joined: remove the wrong one")
+            raise InputError(f"the file has {key} twice, as a nested and as a joined key: remove the wrong one")
     if separator != "/":
         return flat
     if not any("/" in key for key in flat):

@@ -17,9 +17,6 @@ from vit_spec import InputError
 from vit_spec.printable import escape_surrogates
 
 ROWS_IN_GROUP = 1 << 14  # of a Parquet file
-# How text is encoded: bytes in names of files that are not UTF-8, which Python reads as lone surrogates, become escapes, as
-# `json.dumps` writes them: \udcff.
-ENCODING_ERRORS = "backslashreplace"
 
 Row = dict[str, Any]  # of names and values, the same names in every row
 WriteRow = Callable[[Row], None]
@@ -73,7 +70,7 @@ def open_rows(path: Path, *, force: bool, header: Sequence[str] = ()) -> Iterato
 
 @contextmanager
 def _write_csv(path: Path, header: Sequence[str]) -> Iterator[WriteRow]:
-    with path.open("w", newline="", encoding="utf-8", errors=ENCODING_ERRORS) as file:
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:  # as escape_surrogates
         table = csv.writer(file, lineterminator="\n")
         has_header = bool(header)
         if has_header:
@@ -164,7 +161,7 @@ def open_features(path: Path, *, force: bool) -> Iterator[Callable[[str, NDArray
             with array.open("wb") as file:
                 np.save(file, np.stack(rows) if rows else np.zeros((0, 0), np.float32))
             lines = "".join(f"{_in_one_line(name)}\n" for name in names)
-            text.write_text(lines, encoding="utf-8", errors=ENCODING_ERRORS)
+            text.write_text(escape_surrogates(lines), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path} ({error.strerror or error}): correct that, or give another name") from None
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from parity.checkpoints.atomic_write import atomic_replace
 from train.inference.head import shorten_name
-from train.inference.prediction_files import ENCODING_ERRORS
 from train.inference.scores import Scores
 from train.loop.class_names import SINGULAR
 from train.loop.curves import INK
 from train.loop.pictures import encode_png
 from train.recipes import Task
 from vit_spec import InputError
+from vit_spec.printable import escape_surrogates
 
 MISTAKE_COLUMNS = 6
 CELL_SIDE, TITLE_HEIGHT, GAP = 1.9, 0.42, 0.1  # inches: an image and the gap beside it, the text above it, the gap
@@ -87,7 +87,7 @@ class Report:
         table = csv.writer(text, lineterminator="\n")  # names of classes may equal those of other columns
         table.writerow(header)
         table.writerows(["" if isinstance(x, float) and np.isnan(x) else x for x in row] for row in rows)
-        self._write(name, text.getvalue().encode(errors=ENCODING_ERRORS))
+        self._write(name, escape_surrogates(text.getvalue()).encode())
 
     def _draw(self, name: str, figure: Figure) -> None:
         self._write(name, encode_png(figure, bbox_inches="tight", pad_inches=0.1))

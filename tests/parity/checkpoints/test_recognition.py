@@ -144,7 +144,7 @@ def test_replicated_parameters_are_named(tmp_path, state):
 
 
 def test_an_array_that_is_there_nested_and_joined_is_refused(tmp_path, state):
-    with pytest.raises(InputError, match=r"model\.head\.weight is there twice"):
+    with pytest.raises(InputError, match=r"the file has model\.head\.weight twice"):
         parity.load(save(tmp_path, {"model": state, "model.head.weight": 2 * state["head.weight"]}))
 
 
