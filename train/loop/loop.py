@@ -258,6 +258,7 @@ class Loop:
         is_first = self._saved_step < 0
         self._saved_step = self.done  # before writing: a write that fails is not tried twice
         state = {
+            "run": self.run.id,
             "last": self.last,
             "looked": self._is_evaluated,
             "best": self.best,
@@ -298,6 +299,11 @@ class Loop:
             raise InputError(
                 f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
                 "move that checkpoint away to resume from an older one, or give --run a new folder"
+            )
+        if (run_id := self.run.id) and state["run"] not in ("", run_id):
+            raise InputError(
+                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state['run']}; "
+                f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new folder"
             )
         self._saved_step, self.skipped, self.unreadable = self.done, state["skipped"], set(state["unread"])
         self.last, self.best = state["last"], state["best"]
@@ -366,7 +372,7 @@ def _equal_metrics(one: Mapping[str, float], other: Mapping[str, float]) -> bool
 
 def _with_missing_keys(state: Any) -> LoopState:
     """Return a loop state with the keys that checkpoints of older versions lack; {} if it is no JSON object."""
-    missing: LoopState = {"last_raw": {}, "best_raw": {}, "best_files": {}, "records": 0, "since_best": 0}
+    missing: LoopState = {"run": "", "last_raw": {}, "best_raw": {}, "best_files": {}, "records": 0, "since_best": 0}
     return missing | state if isinstance(state, dict) else {}
 
 
@@ -376,6 +382,7 @@ def _is_loop_state(state: LoopState, primary_metric: str) -> bool:
     window, unreadable, files = state.get("window"), state.get("unread"), state.get("best_files")
     if (
         not isinstance(window, list)
+        or not isinstance(state.get("run"), str)
         or not isinstance(unreadable, list)
         or not all(isinstance(name, str) for name in unreadable)
         or not isinstance(files, dict)

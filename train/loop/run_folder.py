@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import time
+import uuid
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
@@ -47,8 +48,8 @@ ADDED: dict[str, Any] = {
 class RunFolder:
     """The folder of one run.
 
-    config.json             the recipe, the model's config, what was trained on, the teacher's checksum, and the changes of
-                            `--resume`
+    config.json             the run's id, the recipe, the model's config, what was trained on, the teacher's checksum, and
+                            the changes of `--resume`
     data.json               what identifies the data, see `train.data.fingerprint`
     metrics.jsonl           a record per line: set ("train", "held_out" or "held_out_raw"), step, epoch, metrics, seconds
     events.out.tfevents.*   the same for TensorBoard
@@ -144,6 +145,7 @@ class RunFolder:
         """Refuse a folder with another run; write config.json and data.json of a new one."""
         _refuse_other_than_utf8(self._config)
         saved = self._read_config(path)
+        self._config["id"] = (saved or {}).get("id", uuid.uuid4().hex)  # older versions recorded none
         if saved is not None:
             self._refuse_other_teacher(saved, recipe)
             self._refuse_other_config(saved, "recipe.")
@@ -197,7 +199,7 @@ class RunFolder:
         flat = (ADDED | flatten(each) for each in (self._config, saved))
         mine, theirs = ({name: value for name, value in each.items() if name.startswith(prefix)} for each in flat)
         resumable = {f"recipe.{name}" for name in RESUMABLE}
-        ignored = {"name", "lineage", *(f"recipe.{name}" for name in CHANGEABLE), *(resumable if self._may_change else ())}
+        ignored = {"name", "id", "lineage", *(f"recipe.{name}" for name in CHANGEABLE), *(resumable if self._may_change else ())}
         names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in ignored]
         if differing := [name for name in names if mine.get(name, "not there") != theirs.get(name, "not there")]:
             name, *others = differing
@@ -245,6 +247,15 @@ class RunFolder:
         finally:
             if self._is_main:
                 self._lock.release()
+
+    @property
+    def id(self) -> str:
+        """What tells this run from all others, in config.json and in its checkpoints.
+
+        In a process that is not the main one it is "" until the main process has written config.json.
+        """
+        config = self._config if self._is_main else read_run_config(self.path) or {}
+        return str(config.get("id", ""))
 
     @property
     def seconds(self) -> float:

@@ -710,6 +710,20 @@ def test_a_checkpoint_under_the_name_of_another_step_is_moved_away(
     assert "resuming from step 22 of 22" in printed.out and (copy / "checkpoints-damaged" / "9999").is_dir()
 
 
+def test_a_checkpoint_of_another_run_is_refused(trainer: Any, run: Path, tmp_path: Path) -> None:
+    copy, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(run, copy)
+    assert run_training(replace(SHORT_RECIPE, seed=1, run=str(other)), trainer) == 0
+    shutil.rmtree(copy / "checkpoints")
+    shutil.copytree(other / "checkpoints", copy / "checkpoints")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    ids = [json.loads((path / "config.json").read_text())["id"] for path in (other, copy)]
+    message = f"the checkpoint of step 6 in {copy / 'checkpoints'} is another run's (id {ids[0]}; config.json has {ids[1]})"
+    with pytest.raises(InputError, match=re.escape(message)):
+        run_training(replace(RECIPE, run=str(copy)), trainer)
+    assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+
+
 def put_pipe(state: Path) -> None:
     (state / "manifest.ocdbt").unlink()
     os.mkfifo(state / "manifest.ocdbt")
