@@ -564,7 +564,7 @@ for _name, _data in JSON_TEXTS.items():
 
 @register("parity.json: a number instead of an object")
 def beside_number(folder):
-    from parity.checkpoints.reading import fingerprint
+    from parity.checkpoints.sidecar import fingerprint
 
     path = folder / "a.msgpack"
     path.write_bytes(b"\x81\xa1a\xc0")

@@ -1,6 +1,5 @@
 """Read checkpoints from disk: any container and any format, validated against their config."""
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -9,45 +8,31 @@ from typing import Any
 
 from parity.checkpoints import containers, hub, metadata
 from parity.checkpoints.columns import count_parameters, shared_arrays
+from parity.checkpoints.companions import COMPANION_FILES, read_companions
 from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, override_fields
 from parity.checkpoints.containers import Contents, folders
-from parity.checkpoints.containers.container import LFS_START, StoredArray, refuse_lfs_pointer
+from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.containers.shards import INDEX
 from parity.checkpoints.format_file import parse_format
-from parity.checkpoints.formats import Fields, add_version, hf_processor, open_clip_config
+from parity.checkpoints.formats import Fields, add_version, hf_processor
 from parity.checkpoints.formats import get as get_format
 from parity.checkpoints.formats.format import Definition, digest, no_files
 from parity.checkpoints.recognition import Match, join_keys, recognise
+from parity.checkpoints.sidecar import read_own_notes
 from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
 
 WEIGHTS_FILE = folders.RUN_FILE  # the weights in a run folder
-# Our metadata if the container cannot store it: this file in a folder, or NAME.parity.json beside the file NAME.
-SIDECAR_FILE = "parity.json"
-FLAX_FILE = "flax_model.msgpack"  # the weights of a Flax model in a folder of transformers
-_FOLDER_FILES = ("model.safetensors", FLAX_FILE)  # names of the weights in a folder that we write for a library
-# JSON files that libraries put beside weights.
-COMPANION_FILES = ("config.json", *hf_processor.FILES, open_clip_config.FILE)
-_ADAPTER_WEIGHTS = "adapter_model."  # begins the name of the file of an adapter
-ADAPTER_FILE = "adapter_config.json"  # PEFT writes it with an adapter, which transformers adds to the weights
+_FOLDER_FILES = ("model.safetensors", folders.FLAX_FILE)  # names of the weights in a folder that we write for a library
 
 TABLE_NOTE = "format_table"  # our metadata entry for the table of a format that a user defines
 
 StrPath = str | PathLike[str]
 
-_FINGERPRINT_ENTRY = "fingerprint"  # of the files of a folder, in its sidecar file
-_FINGERPRINT_BYTES = 1 << 20  # at each end of a file
 _COMPARED_ENTRIES = 1 << 20  # of two arrays at a time
 
 _CONFIG_FIELDS = frozenset(("image_size", "patch_size", "width", "depth", "num_heads"))  # of every config of ours
-
-# A config.json that describes a model has at least one of these keys.
-_MODEL_KEYS = frozenset(
-    "model_type architecture architectures hidden_size embed_dim num_heads num_attention_heads n_heads num_hidden_layers "
-    "layer_norm_eps hidden_act patch_size image_size img_size qkv_bias mlp_ratio global_pool model_args "
-    "registered_name".split()  # of Keras
-)
 
 
 def load(
@@ -82,8 +67,8 @@ def load(
         contents = containers.open(weights)
         # Drop metadata entries with the name of a companion file, which would be mistaken for that file.
         notes = {name: note for name, note in contents.metadata.items() if name not in COMPANION_FILES}
-        own, remarks = _read_own_notes(weights, contents.container)
-        notes |= _read_companions(weights) | own
+        own, remarks = read_own_notes(weights, contents.container)
+        notes |= read_companions(weights) | own
         checkpoint = build_checkpoint(contents, notes, format, given or {}, strip, ignore)
         assumed = (*checkpoint.assumed, *_check_config_of_folder(weights, checkpoint.format, notes))
         return replace(checkpoint, assumed=assumed, left=(*checkpoint.left, *remarks))
@@ -354,100 +339,3 @@ def resolve_path(source: StrPath) -> Path:
     names = [entry.name for entry in folder.iterdir() if entry.name[0] != "."] if folder.is_dir() else []
     hint = nearest(path.name, names) or (": check the path" if folder.is_dir() else f": there is no folder {folder}")
     raise InputError(f"no file {path}{hint}")
-
-
-def _read_companions(path: Path) -> dict[str, Any]:
-    """Return the parsed JSON files beside weights, by name.
-
-    Raises:
-        InputError: a file cannot be read, or an adapter is beside the weights.
-    """
-    folder = path if path.is_dir() else path.parent
-    if (folder / ADAPTER_FILE).is_file():
-        if path.name.startswith(_ADAPTER_WEIGHTS):
-            raise InputError(
-                f"{path.name} is an adapter (LoRA, PEFT), not a whole model: merge it into its base model, in PEFT by "
-                f"merge_and_unload(), and save that model"
-            )
-        raise InputError(
-            f"{folder / ADAPTER_FILE} says that these weights have an adapter, without which they compute another "
-            f"function: merge it into them, in PEFT by merge_and_unload(), or remove the file"
-        )
-    notes: dict[str, Any] = {}
-    for name in COMPANION_FILES:
-        found = _read_json(folder / name)
-        if found and (name != "config.json" or _MODEL_KEYS & found.keys()):  # other programs have a config.json too
-            notes[name] = found
-        if {"recipe", "data"} <= found.keys():
-            notes[metadata.RUN_NOTE] = found
-    return notes
-
-
-def _read_own_notes(path: Path, container: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata of a file or folder from its sidecar file, and a line if that describes other weights."""
-    if path.is_file():
-        sidecar, entries = sidecar_path(path), read_sidecar(path)
-        is_ours = bool(entries) or not _read_json(sidecar)
-    else:
-        sidecar, entries = path / SIDECAR_FILE, _read_json(path / SIDECAR_FILE)
-        expected = entries.pop(_FINGERPRINT_ENTRY, None)  # none in folders of older versions
-        is_ours = expected is None or expected == folder_fingerprint(path, container)
-    if is_ours:
-        return entries, []
-    return {}, [f"{sidecar.name}, because its fingerprint is that of other weights: remove the file"]
-
-
-def folder_notes(path: Path, container: str, notes: Mapping[str, str]) -> dict[str, str]:
-    """Return the content of the sidecar file of a folder with the metadata `notes`."""
-    return {**notes, _FINGERPRINT_ENTRY: folder_fingerprint(path, container)}
-
-
-def sidecar_path(path: Path) -> Path:
-    """Return the path of the sidecar file of a weight file."""
-    return path.with_name(f"{path.name}.{SIDECAR_FILE}")
-
-
-def read_sidecar(path: Path) -> dict[str, Any]:
-    """Return the metadata of a file from its sidecar file, in which the fingerprint of the file is the key."""
-    found = _read_json(sidecar_path(path)) if path.is_file() else {}
-    entries = found.get(fingerprint(path), {}) if found else {}
-    if not isinstance(entries, dict):
-        raise InputError(
-            f"{sidecar_path(path).name} has an entry for {path} that is not a JSON object: correct it or remove it"
-        )
-    return entries
-
-
-def fingerprint(path: Path) -> str:
-    """Return the size of a file and a checksum of its ends, which distinguish it from other files of the same name."""
-    with path.open("rb") as file:
-        head = file.read(_FINGERPRINT_BYTES)
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _FINGERPRINT_BYTES))
-        return f"{size}-{zlib.crc32(file.read(), zlib.crc32(head)):08x}"
-
-
-def folder_fingerprint(path: Path, container: str) -> str:
-    """Return the number of files of a checkpoint in a folder, and a checksum of their names and fingerprints."""
-    find_files = containers.get(container).data_files
-    files = {file.relative_to(path).as_posix(): file for file in (find_files(path) if find_files else ())}
-    checksum = 0
-    for name in sorted(files):
-        checksum = zlib.crc32(f"{name}\0{fingerprint(files[name])}\n".encode(errors="surrogateescape"), checksum)
-    return f"{len(files)}-{checksum:08x}"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a small JSON file; {} if there is no such file.
-
-    Raises:
-        InputError: the file is not JSON, is too large, or is not an object.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        return bounded_json.read_object(path, max_bytes=folders.MAX_JSON_BYTES)
-    except InputError as error:
-        with path.open("rb") as file:
-            refuse_lfs_pointer(path, file.read(len(LFS_START)))
-        raise InputError(f"{path} cannot be read as JSON ({error}): correct it or remove it") from None

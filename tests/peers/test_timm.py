@@ -22,7 +22,7 @@ from timm.models import save_for_hf
 
 import parity
 from benchmarks.timm_architectures import TABLE, table
-from parity.checkpoints import writing
+from parity.checkpoints import write_target
 from parity.checkpoints.formats import timm_arguments, timm_config
 from parity.checkpoints.formats.timm import FORMAT
 from parity.checkpoints.writing import write
@@ -438,7 +438,7 @@ def test_a_folder_has_the_keys_of_the_layers_that_timm_builds(
 
 def test_a_folder_of_timm_has_one_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """timm reads model.safetensors alone, however large the model is."""
-    monkeypatch.setattr(writing, "SHARD_BYTES", 1000)
+    monkeypatch.setattr(write_target, "SHARD_BYTES", 1000)
     write(random_checkpoint(tiny("vit_ti16")), f"{tmp_path / 'timm'}/", "timm")
     timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
     with pytest.raises(InputError, match="one file of weights: leave --shard"):

@@ -14,11 +14,12 @@ from vit_spec import InputError
 
 CONFIG_FILE, OPEN_CLIP_CONFIG_FILE = "config.json", "open_clip_config.json"
 MAX_JSON_BYTES = 1 << 24  # of a JSON file beside weights; the names of 21,843 classes take 3 MB in config.json
+FLAX_FILE = "flax_model.msgpack"  # the weights of a Flax model in a folder of transformers
 RUN_FILE = "weights.safetensors"  # the weights in a run folder of this project
 
 _TRANSFORMERS = (
     *("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}"),
-    *("flax_model.msgpack", f"flax_model.msgpack{INDEX}"),  # of version 4
+    *(FLAX_FILE, f"{FLAX_FILE}{INDEX}"),  # of version 4
 )
 _OPEN_CLIP = tuple(
     f"open_clip_{name}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from parity.checkpoints.formats import timm_constructors, timm_data
 from parity.checkpoints.formats.format import Fields
+from parity.checkpoints.formats.timm_signatures import and_more
 from vit_spec import InputError, nearest
 from vit_spec.models import IMAGENET
 
@@ -245,7 +246,7 @@ def config_fields(whole: Mapping[str, Any], channels: int) -> Fields:
 
 def _refuse_unknown(what: str, found: Mapping[str, Any], known: frozenset[str]) -> None:
     if unknown := [key for key in found if key not in known]:
-        more = timm_constructors.and_more(unknown)
+        more = and_more(unknown)
         raise InputError(
             f"its config.json has the {what} {unknown[0]!r}{more}, which is not supported and may change the function: "
             f"remove it if it does not"

@@ -18,7 +18,7 @@ from parity.checkpoints.config_inference import Assumption
 from parity.checkpoints.format_file import parse_format, read_format
 from parity.checkpoints.format_text import format_text
 from parity.checkpoints.formats.format import digest
-from parity.checkpoints.reading import sidecar_path
+from parity.checkpoints.sidecar import sidecar_path
 from parity.checkpoints.weights import Checkpoint, converted_arrays
 from parity.comparison import reproducible_init
 from tests.parity.checkpoints.test_conversions import NAMES, storable_configs

@@ -25,6 +25,7 @@ SUFFIXES = ["safetensors", "npz", "msgpack", "pth"]
 # The script prints the exit status of the process, and the count of the calls if it was not killed.
 CHILD = """
 import os, signal, sys
+import parity.checkpoints.array_transfer
 import parity.checkpoints.writing
 source, target, to = sys.argv[1:]
 if target.endswith(".pth"):
@@ -43,7 +44,7 @@ def convert(moment):
 
     for name in ("pwrite", "replace", "fsync", "unlink", "rmdir", "posix_fallocate"):
         setattr(os, name, count_calls(getattr(os, name)))
-    parity.checkpoints.writing._checksum = count_calls(parity.checkpoints.writing._checksum)
+    parity.checkpoints.array_transfer._checksum = count_calls(parity.checkpoints.array_transfer._checksum)
     parity.checkpoints.writing.convert(source, target, to, force=True)
     return calls
 
@@ -131,7 +132,7 @@ def files(folder):
 
 def test_a_terminated_process_removes_its_unfinished_file(saved, tmp_path):
     script = (
-        "import signal, sys, time, parity.checkpoints.writing as w, parity.__main__ as m\n"
+        "import signal, sys, time, parity.checkpoints.array_transfer as w, parity.__main__ as m\n"
         "checksum = w._checksum\n"
         "w._checksum = lambda entries: (print('writing', flush=True), time.sleep(60)) and checksum(entries)\n"
         "signal.signal(signal.SIGTERM, m._exit_on_signal)\n"

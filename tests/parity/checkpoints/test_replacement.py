@@ -16,7 +16,7 @@ import pytest
 
 import parity
 from parity.__main__ import main
-from parity.checkpoints import atomic_write, containers, writing
+from parity.checkpoints import atomic_write, containers, sidecar, write_target, writing
 from parity.checkpoints.atomic_write import atomic_replace
 from tests import ROOT
 from tests.container_cases import save_random_weights
@@ -67,13 +67,13 @@ def convert(source, folder, case, force=False):
 
 def run_before_the_end(monkeypatch, action):
     """Call a function when a conversion has written and verified everything, before the result gets its name."""
-    verify = writing._verify
+    verify = writing.verify
 
     def verify_and_act(*arguments):
         verify(*arguments)
         action()
 
-    monkeypatch.setattr(writing, "_verify", verify_and_act)
+    monkeypatch.setattr(writing, "verify", verify_and_act)
 
 
 # Without --force ------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_what_appears_during_a_conversion_stays(source, tmp_path, monkeypatch, s
 
 @pytest.mark.parametrize("case", TARGETS)
 def test_of_two_conversions_at_once_the_second_is_refused(source, tmp_path, monkeypatch, system, case):
-    verify, results = writing._verify, []
+    verify, results = writing.verify, []
 
     def verify_and_convert(*arguments):
         verify(*arguments)
@@ -116,7 +116,7 @@ def test_of_two_conversions_at_once_the_second_is_refused(source, tmp_path, monk
             convert(source, tmp_path, case)
             results.append({path: path.stat().st_ino for path in tmp_path.rglob("*") if ".partial" not in str(path)})
 
-    monkeypatch.setattr(writing, "_verify", verify_and_convert)
+    monkeypatch.setattr(writing, "verify", verify_and_convert)
     with pytest.raises(InputError, match="exists: give another name, or --force"):
         convert(source, tmp_path, case)
     assert {path: path.stat().st_ino for path in tmp_path.rglob("*")} == results[1]
@@ -215,7 +215,7 @@ def test_what_appears_with_the_name_of_a_sidecar_file_after_the_last_check_stays
     target = convert(source, tmp_path, "msgpack")
     (tmp_path / "a.msgpack.parity.json").write_text("years of work")
     with pytest.raises(InputError, match="exists, but the metadata are written there"):
-        writing._write_sidecar(target, target, {"config": "{}"}, "msgpack", force=False)
+        sidecar.write_sidecar(target, target, {"config": "{}"}, "msgpack", force=False)
     assert (tmp_path / "a.msgpack.parity.json").read_text() == "years of work"
 
 
@@ -288,7 +288,7 @@ def test_a_folder_that_orbax_wrote_is_replaced(source, tmp_path, use_ocdbt, use_
     context.array.saving.use_ocdbt, context.array.saving.use_zarr3 = use_ocdbt, use_zarr3
     with context:
         ocp.save(tmp_path / "a", {"a": {"w": np.ones((2, 3))}, "s": np.array(1.5), "t": "text", "n": 3})
-    assert writing._has_only_weights(tmp_path / "a", containers.get("orbax"))
+    assert write_target._has_only_weights(tmp_path / "a", containers.get("orbax"))
     convert(source, tmp_path, "orbax", force=True)
     assert parity.load(tmp_path / "a").config == CONFIG
 
