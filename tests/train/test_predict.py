@@ -28,10 +28,11 @@ from parity.comparison import reproducible_init
 from tests import ROOT
 from train.data.augment import Augment, resize_and_center_crop
 from train.inference.model import load_predictor, load_trained_model
+from train.inference.prediction import BATCH_SIZE, named_predictions
 from train.inference.prediction_files import open_features, open_rows
 from train.inference.report import Report
 from train.loop.run_folder import RunFolder
-from train.predict import BATCH_SIZE, main, named_predictions
+from train.predict import main
 from train.recipes import Recipe
 from vit_spec import ViTConfig
 
@@ -544,7 +545,7 @@ def test_an_interrupted_file_leaves_the_old_one(run: Path, album: Path, tmp_path
     def interrupt(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("train.predict.named_predictions", interrupt)
+    monkeypatch.setattr("train.inference.prediction.named_predictions", interrupt)
     with suppress(KeyboardInterrupt):
         main([str(run), str(album), "--twin", "torch", "--out", str(tmp_path / "out.csv"), "--force"])
     assert (tmp_path / "out.csv").read_text() == "old"
@@ -636,9 +637,20 @@ def test_a_run_without_weights_is_refused(run: Path, photos: list[str], refused:
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 def test_importing_the_command_imports_no_framework(command: str) -> None:
-    code = f"import sys, train.{command}; print(*({{'jax', 'flax', 'torch', 'grain'}} & set(sys.modules)))"
+    code = f"import sys, train.{command}; print(*({{'jax', 'flax', 'torch', 'grain', 'PIL'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_a_missing_package_is_reported_in_a_line(command: str, run: Path, photos: list[str]) -> None:
+    code = f"import sys, train.{command} as command; sys.modules['PIL'] = None; sys.exit(command.main(sys.argv[1:]))"
+    arguments = [str(run), *([photos[0]] if command == "predict" else [])]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: the package PIL is not installed: pip install '.[train]' in the checkout\n",
+    )
 
 
 # Real weights ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -18,14 +17,12 @@ from train.data.batches import DataLoader
 from train.data.sources import Examples, read_image
 from train.data.sources.decoding import SUFFIXES
 from train.data.sources.files import walk_files
+from train.inference.arguments import NUM_VIEWS, Views
 from train.inference.model import TrainedModel
 from vit_spec import InputError, bounded_json
 
-Views = Literal["none", "flip", "five-crop"]
-
 MAX_LIST_BYTES = 1 << 28
 FIVE_CROP_SHARE = 0.875  # of a side that a crop has, if the preprocessing leaves no margin: 224 of 256 pixels
-NUM_VIEWS: dict[Views, int] = {"none": 1, "flip": 2, "five-crop": 5}
 
 
 def find_images(arguments: Sequence[str]) -> list[Path]:

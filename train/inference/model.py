@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import parity
-from parity.__main__ import add_format_file_option, add_key_options
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.format_file import read_format
 from parity.checkpoints.formats import Fields, registered
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from parity.checkpoints.reading import WEIGHTS_FILE
 from parity.checkpoints.weights import Checkpoint
+from train.inference.arguments import TWINS
 from train.loop.run_folder import best_weights, read_run_config
 from train.recipes import Recipe, Task
 from vit_spec import InputError, ViTConfig
@@ -26,7 +26,6 @@ from vit_spec import InputError, ViTConfig
 if TYPE_CHECKING:
     from train.data.batches import Batch, DataLoader
 
-TWINS = ("jax", "torch")  # by default the first one that is installed
 
 Array = NDArray[np.float32]
 
@@ -79,21 +78,8 @@ class Predictor(Protocol):
         """Return the attention weights of the last block, (B, heads, T, T)."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `load_from_arguments` and `load_predictor` need."""
-    text = "a run's folder (its best weights), a file or folder of weights, or hf://owner/name"
-    parser.add_argument("weights", metavar="RUN_OR_FILE", help=text)
-    parser.add_argument("--from", dest="format", metavar="FORMAT", help="format of RUN_OR_FILE; by default it is detected")
-    add_format_file_option(parser)
-    text = "set config fields that RUN_OR_FILE does not have, e.g. num_heads=4 norms.eps=1e-5; can be repeated"
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
-    add_key_options(parser, "RUN_OR_FILE")
-    parser.add_argument("--twin", choices=TWINS, help="the framework; by default the one that is installed, jax first")
-    parser.add_argument("--json", action="store_true", help="print a JSON object per line")
-
-
 def load_from_arguments(args: argparse.Namespace) -> TrainedModel:
-    """Load the model that a command line names; see `add_arguments`."""
+    """Load the model that a command line names; see `train.inference.arguments`."""
     given = parse_overrides(args.set)
     with registered(*map(read_format, args.format_file)):
         return load_trained_model(args.weights, args.format, given, strip=args.strip, ignore=args.ignore)

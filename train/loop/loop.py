@@ -303,7 +303,8 @@ class Loop:
         if (run_id := self.run.id) and state["run"] not in ("", run_id):
             raise InputError(
                 f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state['run']}; "
-                f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new folder"
+                f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new "
+                "folder"
             )
         self._saved_step, self.skipped, self.unreadable = self.done, state["skipped"], set(state["unread"])
         self.last, self.best = state["last"], state["best"]

@@ -199,7 +199,13 @@ class RunFolder:
         flat = (ADDED | flatten(each) for each in (self._config, saved))
         mine, theirs = ({name: value for name, value in each.items() if name.startswith(prefix)} for each in flat)
         resumable = {f"recipe.{name}" for name in RESUMABLE}
-        ignored = {"name", "id", "lineage", *(f"recipe.{name}" for name in CHANGEABLE), *(resumable if self._may_change else ())}
+        ignored = {
+            "name",
+            "id",
+            "lineage",
+            *(f"recipe.{name}" for name in CHANGEABLE),
+            *(resumable if self._may_change else ()),
+        }
         names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in ignored]
         if differing := [name for name in names if mine.get(name, "not there") != theirs.get(name, "not there")]:
             name, *others = differing
