@@ -142,7 +142,7 @@ def parse_request(module: str, arguments: Sequence[str], open_data: Callable[...
         SystemExit: after printing `--help`.
     """
     from train.data.sources import open_dataset
-    from train.loop.run_folder import is_run, read_run_recipe
+    from train.loop.saved_run import is_run, read_run_recipe
 
     resumed, arguments = _take_flag("--resume", arguments)
     config, rest = _take_flag("--config", arguments)

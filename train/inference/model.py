@@ -19,7 +19,7 @@ from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from parity.checkpoints.reading import WEIGHTS_FILE
 from parity.checkpoints.weights import Checkpoint
 from train.inference.arguments import TWINS
-from train.loop.run_folder import best_weights, read_run_config
+from train.loop.saved_run import best_weights, read_run_config
 from train.recipes import Recipe, Task
 from vit_spec import InputError, ViTConfig
 

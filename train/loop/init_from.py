@@ -12,7 +12,7 @@ from parity.checkpoints.surgery.edit import apply_changes
 from parity.checkpoints.weights import Checkpoint, replace_parameters
 from train.data.rng import WEIGHTS, generator
 from train.loop.class_names import match_outputs
-from train.loop.run_folder import best_weights
+from train.loop.saved_run import best_weights
 from train.recipes import Recipe, config_overrides
 from vit_spec import InputError, ViTConfig, rows
 from vit_spec.sampling import sample_row

@@ -19,7 +19,8 @@ from train.loop.interruption import Interruption
 from train.loop.metrics import PRIMARY_METRIC, compute_metrics, is_better
 from train.loop.pictures import MAX_IMAGES, image_grid, overlay_attention, training_images
 from train.loop.progress import ProgressDisplay
-from train.loop.run_folder import CHECKPOINTS, RunFolder
+from train.loop.run_folder import RunFolder
+from train.loop.saved_run import CHECKPOINTS
 from train.loop.schedule import Schedule
 from train.loop.weight_files import WeightFiles
 from train.recipes import Recipe, Task

@@ -16,33 +16,25 @@ from numpy.typing import NDArray
 
 from train.data import fingerprint
 from train.data.sources import Dataset
-from train.loop.engine import replaced_folder
-from train.loop.lineage import CHANGEABLE, RESUMABLE, Lineage, describe_changes, extend_lineage, flatten, lineage_from
+from train.loop.lineage import CHANGEABLE, RESUMABLE, describe_changes, flatten, lineage_from
 from train.loop.lock import LOCK_FILE, Lock
 from train.loop.metrics_file import Record, json_line, read_records, records_until
+from train.loop.saved_run import (
+    ADDED,
+    CHECKPOINTS,
+    DATA_FILE,
+    MAX_CONFIG_BYTES,
+    UNFINISHED_FILE,
+    WEIGHTS,
+    extended_lineage,
+    has_checkpoints,
+    read_run_config,
+)
 from train.loop.tensorboard import EventWriter
 from train.loop.write_files import atomic_write, convert_write_errors, temporary_path
-from train.recipes import Recipe, parse_recipe
+from train.recipes import Recipe
 from vit_spec import InputError, ViTConfig, bounded_json
 from vit_spec.printable import is_utf8
-
-CHECKPOINTS = "checkpoints"
-DATA_FILE = "data.json"
-BEST_WEIGHTS = "best.safetensors"
-WEIGHTS = ("weights.safetensors", BEST_WEIGHTS, "weights_raw.safetensors", "best_raw.safetensors")
-UNFINISHED_FILE = ".first-checkpoint-unfinished"  # exists while there are weights and perhaps no complete checkpoint
-MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3 MB
-
-# Fields that earlier versions did not write, with the value that says what these did.
-ADDED: dict[str, Any] = {
-    "recipe.rng": "own",
-    "recipe.class_weights": "none",
-    "recipe.sampling": "uniform",
-    "recipe.teacher_set": [],
-    "recipe.distillation": "hard",
-    "recipe.distillation_weight": 0.5,
-    "recipe.distillation_temperature": 3.0,
-}
 
 
 class RunFolder:
@@ -150,7 +142,7 @@ class RunFolder:
             self._refuse_other_teacher(saved, recipe)
             self._refuse_other_config(saved, "recipe.")
             _refuse_missing_checkpoints(path)
-            self._record_changes(path, saved)
+            self._record_changes(path, recipe)
         identity = self._identify_data(path / DATA_FILE, source, recipe, saved) if source is not None else None
         if saved is not None:
             self._refuse_other_config(saved, "")
@@ -228,9 +220,9 @@ class RunFolder:
             raise self._other_run_error(f"it has no teacher, and --teacher is {recipe.teacher}")
         raise self._other_run_error(f"its teacher is {was}, and --teacher {recipe.teacher} has other weights")
 
-    def _record_changes(self, path: Path, saved: dict[str, Any]) -> None:
+    def _record_changes(self, path: Path, recipe: Recipe) -> None:
         """Add the fields of the recipe that `--resume` changes to the lineage in config.json."""
-        lineage = _extended_lineage(path, saved, self._config["recipe"])
+        lineage = extended_lineage(path, recipe)
         if lineage:
             self._config["lineage"] = lineage
         self.changes = describe_changes(lineage)
@@ -373,88 +365,6 @@ def _write_text(path: Path, text: str) -> None:
     atomic_write(path, text.encode())
 
 
-def read_run_config(path: Path) -> Record | None:
-    """Return the content of config.json of the run in a folder; None if there is none, or it is another program's."""
-    try:
-        found = bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
-    except (OSError, InputError):
-        return None
-    return found if {"recipe", "data"} <= found.keys() else None
-
-
-def saved_model_config(path: Path) -> ViTConfig | None:
-    """Return the model config of the run in a folder; None if it has no checkpoints or no readable config.
-
-    Raises:
-        OSError: the folder of checkpoints cannot be listed.
-    """
-    if not _has_checkpoints(path):
-        return None
-    try:
-        config = bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
-        return ViTConfig.from_json(json.dumps(config["model"]))
-    except (OSError, ValueError, LookupError, TypeError):
-        return None  # `RunFolder` reports what is wrong with the folder
-
-
-def _has_checkpoints(path: Path) -> bool:
-    """Whether a run has a complete checkpoint."""
-    return bool(_checkpoint_steps(path))
-
-
-def _newest_checkpoint(path: Path) -> int:
-    """Return the step of the newest checkpoint of a run; 0 if it has none."""
-    return max(_checkpoint_steps(path), default=0)
-
-
-def _checkpoint_steps(path: Path) -> set[int]:
-    """Return the steps of the complete checkpoints of a run, under their names or set aside while another replaced them."""
-    checkpoints = path / CHECKPOINTS
-    folders = [folder for folder in (checkpoints, replaced_folder(checkpoints)) if folder.is_dir()]
-    return {int(each.name) for folder in folders for each in folder.iterdir() if each.name.isdecimal()}
-
-
-def extended_lineage(path: Path, recipe: Recipe) -> Lineage:
-    """Return the changes of the recipe of the run in a folder, the first one first, with those of `recipe` at last.
-
-    It is empty if the folder holds no run, or if nothing has changed.
-
-    Raises:
-        InputError: config.json has changes that no run writes.
-    """
-    saved = read_run_config(path)
-    return [] if saved is None else _extended_lineage(path, saved, json.loads(json.dumps(dataclasses.asdict(recipe))))
-
-
-def _extended_lineage(path: Path, saved: Record, recipe: Record) -> Lineage:
-    try:
-        before = {name.removeprefix("recipe."): value for name, value in ADDED.items()} | saved["recipe"]
-        return extend_lineage(saved.get("lineage", []), before, recipe, _newest_checkpoint(path))
-    except InputError as error:
-        raise InputError(f"{path / 'config.json'} has {error}") from None
-
-
-def is_run(path: Path) -> bool:
-    """Return whether a folder holds a run."""
-    return read_run_config(path) is not None
-
-
-def read_run_recipe(path: Path) -> tuple[str, Recipe]:
-    """Return the name and the recipe of the run in a folder; the folder is its `run`.
-
-    Raises:
-        InputError: it holds no run, or its recipe cannot be read.
-    """
-    if (config := read_run_config(path)) is None:
-        raise InputError(f"{path} holds no run (there is no config.json of one): check the path")
-    try:
-        recipe = parse_recipe(config["recipe"])
-    except InputError as error:
-        raise InputError(f"the recipe in {path / 'config.json'} cannot be read: {error}") from None
-    name = config.get("name")
-    return name if isinstance(name, str) and name else path.name, dataclasses.replace(recipe, run=str(path))
-
-
 def _refuse_missing_checkpoints(path: Path) -> None:
     """Refuse a run whose checkpoints are missing: it would start again, and replace its weights and metrics.
 
@@ -466,7 +376,7 @@ def _refuse_missing_checkpoints(path: Path) -> None:
     if os.path.lexists(checkpoints) and not checkpoints.is_dir():
         raise InputError(f"{checkpoints} is not a folder: put the run's checkpoints back, or give --run a new folder")
     weights = [name for name in WEIGHTS if (path / name).exists()]
-    if weights and not (path / UNFINISHED_FILE).exists() and not _has_checkpoints(path):
+    if weights and not (path / UNFINISHED_FILE).exists() and not has_checkpoints(path):
         raise InputError(
             f"{path} has trained weights ({', '.join(weights)}) and no checkpoints to resume from: put {checkpoints} back, "
             "or give --run a new folder"
@@ -486,17 +396,3 @@ def _refuse_other_than_utf8(config: Record) -> None:
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and not is_utf8(text):
                 raise InputError(f"{field} has {text!r}, which is not UTF-8: rename that file or folder")
-
-
-def best_weights(place: str) -> tuple[str, str]:
-    """Return the path of a run's best weights if `place` is the folder of a run that has them, else `place` itself.
-
-    The second value is a line that says so if the run has weights and no best weights, else "".
-    """
-    path = Path(place) / BEST_WEIGHTS
-    if path.is_file():
-        return str(path), ""
-    newest = path.with_name(WEIGHTS[0])
-    if newest.is_file() and read_run_config(Path(place)) is not None:
-        return place, f"{place} has no {BEST_WEIGHTS}: its newest weights are used, {newest}"
-    return place, ""

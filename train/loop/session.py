@@ -35,7 +35,8 @@ from train.loop.loop import Diverged, Loop
 from train.loop.metrics import PRIMARY_METRIC, constant_score, format_metric, is_better
 from train.loop.progress import ProgressDisplay
 from train.loop.request import Request
-from train.loop.run_folder import CHECKPOINTS, RunFolder, extended_lineage, saved_model_config
+from train.loop.run_folder import RunFolder
+from train.loop.saved_run import CHECKPOINTS, extended_lineage, saved_model_config
 from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
 from train.loop.teacher import Teacher

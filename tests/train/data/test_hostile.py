@@ -24,7 +24,8 @@ from train.data import fingerprint
 from train.data.sources import open_dataset, read_image, stratified_split
 from train.data.sources.files import read_range
 from train.data.sources.parquet_chunks import ChunkValues, ColumnChunk, UnreadableChunk
-from train.loop.run_folder import CHECKPOINTS, RunFolder, saved_model_config
+from train.loop.run_folder import RunFolder
+from train.loop.saved_run import CHECKPOINTS, saved_model_config
 from train.recipes import Recipe
 from vit_spec import InputError
 

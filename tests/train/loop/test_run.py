@@ -43,7 +43,8 @@ from train.loop.curves import draw_curves
 from train.loop.interruption import Interruption
 from train.loop.lineage import image_offset
 from train.loop.request import Request
-from train.loop.run_folder import ADDED, RunFolder
+from train.loop.run_folder import RunFolder
+from train.loop.saved_run import ADDED
 from train.loop.schedule import Schedule
 from train.loop.session import train
 from train.loop.start_warnings import start_warnings

@@ -1,0 +1,119 @@
+"""What is in the folder of a run: the names of its files, its recipe, its model and its changes."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from train.loop.engine import replaced_folder
+from train.loop.lineage import Lineage, extend_lineage
+from train.loop.metrics_file import Record
+from train.recipes import Recipe, parse_recipe
+from vit_spec import InputError, ViTConfig, bounded_json
+
+CHECKPOINTS = "checkpoints"
+DATA_FILE = "data.json"
+BEST_WEIGHTS = "best.safetensors"
+WEIGHTS = ("weights.safetensors", BEST_WEIGHTS, "weights_raw.safetensors", "best_raw.safetensors")
+UNFINISHED_FILE = ".first-checkpoint-unfinished"  # exists while there are weights and perhaps no complete checkpoint
+MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3 MB
+
+# Fields that earlier versions did not write, with the value that says what these did.
+ADDED: dict[str, Any] = {
+    "recipe.rng": "own",
+    "recipe.class_weights": "none",
+    "recipe.sampling": "uniform",
+    "recipe.teacher_set": [],
+    "recipe.distillation": "hard",
+    "recipe.distillation_weight": 0.5,
+    "recipe.distillation_temperature": 3.0,
+}
+
+
+def read_run_config(path: Path) -> Record | None:
+    """Return the content of config.json of the run in a folder; None if there is none, or it is another program's."""
+    try:
+        found = bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
+    except (OSError, InputError):
+        return None
+    return found if {"recipe", "data"} <= found.keys() else None
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder holds a run."""
+    return read_run_config(path) is not None
+
+
+def read_run_recipe(path: Path) -> tuple[str, Recipe]:
+    """Return the name and the recipe of the run in a folder; the folder is its `run`.
+
+    Raises:
+        InputError: it holds no run, or its recipe cannot be read.
+    """
+    if (config := read_run_config(path)) is None:
+        raise InputError(f"{path} holds no run (there is no config.json of one): check the path")
+    try:
+        recipe = parse_recipe(config["recipe"])
+    except InputError as error:
+        raise InputError(f"the recipe in {path / 'config.json'} cannot be read: {error}") from None
+    name = config.get("name")
+    return name if isinstance(name, str) and name else path.name, dataclasses.replace(recipe, run=str(path))
+
+
+def saved_model_config(path: Path) -> ViTConfig | None:
+    """Return the model config of the run in a folder; None if it has no checkpoints or no readable config.
+
+    Raises:
+        OSError: the folder of checkpoints cannot be listed.
+    """
+    if not has_checkpoints(path):
+        return None
+    try:
+        config = bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
+        return ViTConfig.from_json(json.dumps(config["model"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # `RunFolder` reports what is wrong with the folder
+
+
+def best_weights(place: str) -> tuple[str, str]:
+    """Return the path of a run's best weights if `place` is the folder of a run that has them, else `place` itself.
+
+    The second value is a line that says so if the run has weights and no best weights, else "".
+    """
+    path = Path(place) / BEST_WEIGHTS
+    if path.is_file():
+        return str(path), ""
+    newest = path.with_name(WEIGHTS[0])
+    if newest.is_file() and read_run_config(Path(place)) is not None:
+        return place, f"{place} has no {BEST_WEIGHTS}: its newest weights are used, {newest}"
+    return place, ""
+
+
+def extended_lineage(path: Path, recipe: Recipe) -> Lineage:
+    """Return the changes of the recipe of the run in a folder, the first one first, with those of `recipe` at last.
+
+    It is empty if the folder holds no run, or if nothing has changed.
+
+    Raises:
+        InputError: config.json has changes that no run writes.
+    """
+    if (saved := read_run_config(path)) is None:
+        return []
+    before = {name.removeprefix("recipe."): value for name, value in ADDED.items()} | saved["recipe"]
+    after = json.loads(json.dumps(dataclasses.asdict(recipe)))  # with lists for tuples, as in the file
+    try:
+        return extend_lineage(saved.get("lineage", []), before, after, max(_checkpoint_steps(path), default=0))
+    except InputError as error:
+        raise InputError(f"{path / 'config.json'} has {error}") from None
+
+
+def has_checkpoints(path: Path) -> bool:
+    """Whether a run has a complete checkpoint."""
+    return bool(_checkpoint_steps(path))
+
+
+def _checkpoint_steps(path: Path) -> set[int]:
+    """Return the steps of the complete checkpoints of a run, under their names or set aside while another replaced them."""
+    checkpoints = path / CHECKPOINTS
+    folders = [folder for folder in (checkpoints, replaced_folder(checkpoints)) if folder.is_dir()]
+    return {int(each.name) for folder in folders for each in folder.iterdir() if each.name.isdecimal()}
