@@ -312,6 +312,10 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
             raise self.refusal(f"for more than {_MAX_OPEN_MARKS} nested lists")
         self.load_mark()
 
+    def make_frozenset(self) -> None:
+        items = self.pop_mark()
+        self.stack.append(items)  # a list, as for a set
+
     def put_text_index(self) -> None:
         index = self.readline()[:-1]
         if not index.isdigit() or len(index) > 10:  # a file can choose longer integers that all have the same hash
@@ -344,6 +348,8 @@ _INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
     pickle.APPENDS[0]: _Unpickler.append_many,
     pickle.EMPTY_SET[0]: _standard_instructions[pickle.EMPTY_LIST[0]],  # a set is read as a list, so that nothing is hashed
     pickle.ADDITEMS[0]: _Unpickler.append_many,
+    pickle.FROZENSET[0]: _Unpickler.make_frozenset,
+    pickle.BYTEARRAY8[0]: _standard_instructions[pickle.BINBYTES8[0]],
 }
 
 
@@ -413,6 +419,14 @@ def _torch_device(kind: str, index: int | None = None) -> str:
     return kind if index is None else f"{kind}:{index}"
 
 
+# Classes of the standard library whose instances are neither weights nor metadata: they are read past.
+_SKIPPED_CLASSES = (
+    *(f"{module}.{name}" for module in ("__builtin__", "builtins") for name in ("bytearray", "complex", "range", "slice")),
+    "__builtin__.xrange",
+    *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
+    "decimal.Decimal",
+)
+
 COMMON_GLOBALS = allowlist(
     {
         "collections.Counter": _counter,  # in the state of MultiStepLR
@@ -420,6 +434,10 @@ COMMON_GLOBALS = allowlist(
         "collections.defaultdict": lambda *_: {},
         "__builtin__.set": lambda items: items,
         "builtins.set": lambda items: items,
+        "__builtin__.frozenset": lambda items: items,
+        "builtins.frozenset": lambda items: items,
+        "collections.deque": lambda *_: [],
+        **dict.fromkeys(_SKIPPED_CLASSES, lambda *_: None),
         "_codecs.encode": _encode,
         **{f"{module}.bytes": lambda: b"" for module in ("__builtin__", "builtins")},
         "numpy.dtype": _PickledDtype,

@@ -1,7 +1,10 @@
 """PyTorch files: read without torch, bit for bit and lazily, without running any code in them."""
 
 import argparse
+import collections
 import contextlib
+import datetime
+import decimal
 import io
 import os
 import pickle
@@ -13,7 +16,6 @@ import tracemalloc
 import warnings
 import zipfile
 import zlib
-from collections import OrderedDict
 from pathlib import Path
 
 import ml_dtypes
@@ -86,7 +88,9 @@ def test_files_of_torch_are_read_bit_for_bit(tmp_path):
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_pickle_protocol_is_read(tmp_path, protocol):
-    contents = save_and_open(tmp_path / "a.pth", OrderedDict(w=torch.ones(2), s={1, 2}), pickle_protocol=protocol)
+    contents = save_and_open(
+        tmp_path / "a.pth", collections.OrderedDict(w=torch.ones(2), s={1, 2}), pickle_protocol=protocol
+    )
     assert to_bytes(contents.arrays["w",]) == np.ones(2, np.float32).tobytes()
 
 
@@ -196,6 +200,24 @@ def test_the_state_of_random_number_generators_and_of_schedulers_is_read(tmp_pat
     contents = save_and_open(tmp_path / "a.pth", value)
     assert [contents.metadata[f"scheduler/milestones/{epoch}"] for epoch in (3, 5)] == [2, 1]
     assert to_bytes(contents.arrays["rng", "1"]) == to_bytes(value["rng"][1])
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_values_that_are_no_weights_are_read_past(tmp_path, protocol):
+    """The classes that torch.load(weights_only=True) reads, and those of the standard library that scripts save."""
+    zone = datetime.timezone(datetime.timedelta(hours=1), "CET")
+    others = [
+        bytearray(b"ab"),
+        1j,
+        range(3),
+        slice(1, 2),
+        datetime.datetime(2026, 1, 2, tzinfo=zone),
+        decimal.Decimal("0.1"),
+    ]
+    value = {"others": others, "sets": [{"a"}, frozenset({"b"}), collections.deque(["c"], maxlen=2)], "w": torch.ones(1)}
+    contents = save_and_open(tmp_path / "a.pth", value, pickle_protocol=protocol)
+    assert list(contents.arrays) == [("w",)]
+    assert contents.metadata == {"sets/0/0": "a", "sets/1/0": "b", "sets/2/0": "c"}
 
 
 @pytest.mark.parametrize(
@@ -334,7 +356,7 @@ ARRAYS = {np.dtype(dtype).name: random_bits(dtype) for dtype in DTYPES} | {
 def test_torch_loads_written_arrays_bit_for_bit(tmp_path):
     write_arrays(tmp_path / "a.pth", ARRAYS)
     loaded = torch.load(tmp_path / "a.pth", weights_only=True)
-    assert list(loaded) == list(ARRAYS) and isinstance(loaded, OrderedDict)
+    assert list(loaded) == list(ARRAYS) and isinstance(loaded, collections.OrderedDict)
     for key, array in ARRAYS.items():
         assert (tuple(loaded[key].shape), to_bytes(loaded[key])) == (array.shape, array.tobytes())
         assert key in ("scalar", "empty") or str(loaded[key].dtype) == f"torch.{key}"
