@@ -22,6 +22,8 @@ Resize = Literal["shortest", "cover", "squash", "border", "none"]
 Filter = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "bilinear_aliased"]
 Rounding = Literal["even", "down"]
 
+# crop_pct of timm's models.  Of a small image, several shares give the same size, so these come before all others.
+_TIMM_SHARES = (1.0, 0.875, 0.9, 0.95, 0.96, 0.965, 0.94, 0.89, 0.8)
 MAX_SIDE = 1 << 14  # pixels; a larger side is a mistake
 
 
@@ -107,9 +109,20 @@ class Preprocessing:
         return _crop_start(height, self.size[0], self.rounding), _crop_start(width, self.size[1], self.rounding)
 
     def for_size(self, size: Size) -> Self:
-        """Return the same preprocessing for another result size: it shows the same part of each image."""
-        height, width = (max(1, now * old // was) for old, was, now in zip(self.resized, self.size, size, strict=True))
-        return dataclasses.replace(self, size=size, resized=(height, width))
+        """Return the same preprocessing for another result size: it shows the same share of each image.
+
+        `resized` is what timm computes from the share of its models that gives the present one; else it is in proportion.
+        """
+        shares = _TIMM_SHARES if self.rounding == "even" else ()
+        share = next((share for share in shares if size_before_crop(self.size, share) == self.resized), None)
+        if share is None:
+            sides = zip(self.resized, self.size, size, strict=True)
+            height, width = (max(1, round(now * old / was)) for old, was, now in sides)
+        else:
+            height, width = size_before_crop(size, share)
+        # "shortest" would not cover a result of another aspect ratio.
+        resize = _covering_resize((height, width)) if self.resize in ("shortest", "cover") else self.resize
+        return dataclasses.replace(self, size=size, resize=resize, resized=(height, width))
 
     def to_json(self) -> str:
         """Return the fields as one line of JSON."""
@@ -149,14 +162,17 @@ def center_crop(size: Size, share: float = 1.0, filter: Filter = "bicubic") -> P
         filter: the resampling filter of the resize.
     """
     resized = size_before_crop(size, share)
-    return Preprocessing(
-        size=size, resize="shortest" if resized[0] == resized[1] else "cover", resized=resized, filter=filter
-    )
+    return Preprocessing(size=size, resize=_covering_resize(resized), resized=resized, filter=filter)
 
 
 def size_before_crop(size: Size, share: float) -> Size:
     """Return size / share, rounded down: the size to resize to before a crop of `size`."""
     return math.floor(size[0] / share), math.floor(size[1] / share)
+
+
+def _covering_resize(resized: Size) -> Resize:
+    """Return how timm resizes an image to cover `resized`: its two rules round the longer side differently."""
+    return "shortest" if resized[0] == resized[1] else "cover"
 
 
 def infer_share(size: Size, resized: Size) -> float | None:

@@ -1,5 +1,6 @@
 """Labels, task, preprocessing and assumptions are stored with weights; metadata that cannot be stored is reported."""
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -576,6 +577,22 @@ def test_every_crop_pct_that_timm_uses_is_inferred_from_sizes() -> None:
                     found is not None and size_before_crop(size, found) == resized and len(str(found)) <= len(str(part)) + 2
                 )
     assert infer_share((224, 224), (256, 300)) is None
+
+
+@pytest.mark.parametrize("share", [0.875, 0.9, 0.95, 0.965, 1.0])
+def test_another_size_shows_the_share_of_an_image_that_timm_shows(share: float) -> None:
+    sizes = [(224, 224), (256, 256), (384, 384), (160, 352), (352, 160)]
+    for old, new in itertools.permutations(sizes, 2):
+        assert center_crop(old, share).for_size(new) == center_crop(new, share)
+
+
+def test_another_aspect_ratio_needs_no_padding() -> None:
+    """Transformers' resize of the shorter side, to a size for which timm has no share."""
+    how = Preprocessing(size=(224, 224), resize="shortest", resized=(227, 227), filter="bilinear", rounding="down")
+    for size in ((160, 352), (352, 160)):
+        other = how.for_size(size)
+        resized = other.resized_to(300, 300)
+        assert min(other.crop_corner(*resized)) >= 0 and min(resized) == max(resized) == round(227 * 352 / 224)
 
 
 @pytest.mark.parametrize(
