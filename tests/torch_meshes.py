@@ -106,6 +106,12 @@ def train(engine: TorchEngine, first: int, end: int) -> list[float]:
     return [float(each[name]) for each in metrics for name in ("loss", "accuracy", "grad_norm")]
 
 
+def evaluate(engine: TorchEngine) -> list[Any]:
+    """Return the outputs, losses and readable images of a batch, with the EMA and with the weights themselves."""
+    batch = make_batch(0, engine.batch_rows)
+    return [np.asarray(part).tolist() for raw in (False, True) for part in engine.evaluate(batch, raw=raw)]
+
+
 def weights(engine: TorchEngine) -> dict[str, Tensor]:
     """Return all entries of all weights and of their EMA."""
     places = engine._optimizer.placements
@@ -134,7 +140,9 @@ def measure(mesh: str, folder: Path) -> dict[str, Any]:
             engine.close()
             out[f"whole {name}"] = [train(engine, STEPS - 1, STEPS), weights(engine)]
         if name == "all parameters":
-            out["evaluated"] = [np.asarray(part).tolist() for part in engine.evaluate(make_batch(0, engine.batch_rows))]
+            out["evaluated"] = evaluate(engine)
+            train(engine, STEPS, STEPS + 1)
+            out["evaluated"] += evaluate(engine)
             out["entries"] = sum(local(p).numel() for p in engine._params.values())
     for name, changes in MODELS.items():
         optimizer = Optimizer(name="muon" if "mlp" in changes else "sgd", eps=1e-3)  # the two matrices of gates are apart

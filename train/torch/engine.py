@@ -253,7 +253,9 @@ class TorchEngine:
         raw: use the weights themselves, even if there is an EMA.
         """
         images, targets, _ = self._place(batch)
-        outputs = self._eval_model(raw)(self._to_input(images))
+        model = self._eval_model(raw)
+        outputs = model(self._to_input(images))
+        self._mesh.reshard(model)
         loss = self._loss_and_metric(outputs, targets)[0]
         wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         readable = torch.tensor(batch.readable, device=self._device)
@@ -267,7 +269,6 @@ class TorchEngine:
 
     def save_weights(self, path: Path, *, raw: bool = False) -> None:
         """Write the weights that `evaluate` uses, with the config, as safetensors.  raw: as for `evaluate`."""
-        # Not the parameters of the modules: FSDP2 leaves those outside of the blocks gathered after an evaluation.
         means = {} if raw else self._state.ema or {}
         places = self._optimizer.placements.items()
         weights = {name: place.full(means.get(name, place.entries)).cpu() for name, place in places}

@@ -162,6 +162,15 @@ class ProcessMesh:
         fully_shard(model, **options)
         return model
 
+    def reshard(self, model: nn.Module) -> None:
+        """Free what a forward pass without a backward pass has gathered.
+
+        FSDP2 leaves the parameters outside of the blocks gathered until the backward pass.  The next forward pass would
+        compute with them, whatever the shards are by then.
+        """
+        if isinstance(model, FSDPModule):
+            model.reshard()
+
     @contextmanager
     def gradients(self, forward: nn.Module, *, is_last: bool) -> Iterator[None]:
         """A context for the forward and the backward pass of one part of a batch.

@@ -81,7 +81,12 @@ def test_a_mesh_gives_the_steps_of_one_process_in_float64(mesh: str, found: dict
     for part in ("all parameters", "whole all parameters"):
         assert other[part][0] == pytest.approx(one[part][0], rel=1e-10)
         assert_same(other[part][1], one[part][1])
-    for ours, theirs in zip(other["evaluated"], one["evaluated"], strict=True):
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_mesh_evaluates_the_newest_weights(mesh: str, found: dict[str, Any]) -> None:
+    """Before a step and after it: FSDP2 must not compute with what it gathered for the evaluation before."""
+    for ours, theirs in zip(found[mesh]["evaluated"], found["one"]["evaluated"], strict=True):
         assert np.array(ours, float) == pytest.approx(np.array(theirs, float), rel=1e-10)
 
 
