@@ -561,6 +561,8 @@ def test_a_report_has_scores_predictions_the_confusion_matrix_and_mistakes(
     assert matrix.sum() == 359 and matrix.trace() / 359 == pytest.approx(found["accuracy"])
     predictions = list(csv.DictReader((out / "predictions.csv").read_text().splitlines()))
     assert sum(row["class"] == row["predicted"] for row in predictions) == matrix.trace()
+    each = list(csv.DictReader((out / "classes.csv").read_text().splitlines()))
+    assert [int(row["images"]) for row in each] == [of["images"] for of in found["each"].values()] == matrix.sum(1).tolist()
     for name in ("confusion.png", "mistakes.png"):
         with Image.open(out / name) as picture:
             assert picture.format == "PNG" and np.ptp(np.asarray(picture.convert("L"))) > 200
@@ -588,7 +590,9 @@ def test_heads_of_labels_and_values_are_scored(task: Any, evaluate: Main, tmp_pa
         assert found["mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
     else:
         assert found["label_accuracy"] == pytest.approx(np.mean(np.abs(errors) < 0.5))
-    assert (tmp_path / "out" / "mistakes.png").exists() and (tmp_path / "out" / f"{task}.csv").exists()
+    each = next(csv.DictReader((tmp_path / "out" / f"{task}.csv").read_text().splitlines()))
+    assert ("images" in each) == ("images" in found["each"][names[0]]) == (task == "labels")
+    assert (tmp_path / "out" / "mistakes.png").exists()
 
 
 # Real weights ---------------------------------------------------------------------------------------------------------

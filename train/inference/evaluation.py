@@ -95,18 +95,19 @@ def _evaluate_head(evaluation: Evaluation, head: HeadTargets, args: argparse.Nam
     constant = constant_score(task, targets)
     counts = {"held_out": int(readable.sum()), "not_read": int(np.sum(~readable))}
     result = {"weights": args.weights, "data": evaluation.spec, **counts, "method": "head"}
-    result = _nan_to_null(result | head_result(scores, constant))
+    images = images_of_each(task, targets, head.names)
+    result = _nan_to_null(result | head_result(scores, constant, images))
     if args.json:
         print(json.dumps(result))
     else:
-        print_lines("", *head_tables(task, scores, constant, images_of_each(task, targets, head.names)))
+        print_lines("", *head_tables(task, scores, constant, images))
     if args.out:
         from train.inference.report import Report
 
         report = Report(Path(args.out))
         rows = np.flatnonzero(readable)
         report.write_result(result)
-        report.write_each(task, scores)
+        report.write_each(task, scores, images)
         names = [examples.names[row] for row in rows.tolist()]
         report.write_predictions(*prediction_table(task, names, outputs, targets, head.names))
         if task == "classes":
@@ -252,7 +253,8 @@ def _results(evaluation: Evaluation, features: tuple[Any, ...], args: argparse.N
             seed=args.seed,
         )
         setting = {"l2": probe.strength, "validation": probe.validated, "converged": probe.converged}
-        result = head_result(scores, constant_score(evaluation.task, held_out_targets))
+        images = images_of_each(evaluation.task, held_out_targets, names[: probe.outputs.shape[1]])
+        result = head_result(scores, constant_score(evaluation.task, held_out_targets), images)
         if evaluation.task == "labels":  # each by itself, under the names that the trainers' records have
             result |= {f"auroc/{name}": of["auroc"].value for name, of in scores.each.items()}
         yield {"method": "linear", **setting, **result}

@@ -94,13 +94,17 @@ def images_of_each(task: Task, targets: ModelTargets, names: Sequence[str]) -> d
     return dict(zip(names, counts.tolist(), strict=True))
 
 
-def head_result(scores: Scores, constant: tuple[str, float]) -> dict[str, Any]:
-    """Return the scores for JSON: metrics, their intervals, those of each class, and what one answer would reach."""
+def head_result(scores: Scores, constant: tuple[str, float], images: dict[str, int]) -> dict[str, Any]:
+    """Return the scores for JSON: metrics, their intervals, those of each class, and what one answer would reach.
+
+    constant: what `constant_score` returns.    images: what `images_of_each` returns.
+    """
+    each = {name: {metric: each.value for metric, each in of.items()} for name, of in scores.each.items()}
     return {
         **{metric: each.value for metric, each in scores.overall.items()},
         "intervals": {metric: [each.low, each.high] for metric, each in scores.overall.items()},
         "constant": dict([constant]),
-        "each": {name: {metric: each.value for metric, each in of.items()} for name, of in scores.each.items()},
+        "each": {name: of | ({"images": images[name]} if images else {}) for name, of in each.items()},
     }
 
 

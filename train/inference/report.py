@@ -57,12 +57,17 @@ class Report:
         """Write scores.json, the result that `--json` prints."""
         self._write("scores.json", json.dumps(result, indent=1).encode() + b"\n")
 
-    def write_each(self, task: Task, scores: Scores) -> None:
-        """Write classes.csv, labels.csv or values.csv: the metrics of each, with the ends of their intervals."""
+    def write_each(self, task: Task, scores: Scores, images: dict[str, int]) -> None:
+        """Write classes.csv, labels.csv or values.csv: the metrics of each, with the ends of their intervals.
+
+        images: what `train.inference.head.images_of_each` returns.
+        """
         metrics = list(next(iter(scores.each.values())))
-        header = [SINGULAR[task]]
+        header = [SINGULAR[task], *["images"] * bool(images)]
         header += [f"{metric}{end}" for metric in metrics for end in ("", "_low", "_high")]
-        rows = ([name, *(x for metric in metrics for x in each[metric])] for name, each in scores.each.items())
+        counts = {name: [images[name]] if images else [] for name in scores.each}
+        numbers = {name: [x for metric in metrics for x in each[metric]] for name, each in scores.each.items()}
+        rows = ([name, *counts[name], *numbers[name]] for name in scores.each)
         self._write_table(f"{task}.csv", header, rows)
 
     def write_predictions(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -65,7 +65,7 @@ def score(
         calibration error (arXiv 1706.04599) with 15 bins of equal width; of each class precision, recall, f1, auroc,
         average_precision.
     labels: auroc, average_precision, f1, label_accuracy, log_loss (means over labels) and ece, of the probability of every
-        label; of each label the first three, precision, recall and images, those that have the label.
+        label; of each label the first three, precision and recall.
     values: mae, rmse, r2 and spearman, the rank correlation (means over values), and those of each value.
 
     Means leave out classes without images, and labels and values that are the same for all images.  A label is predicted if

@@ -16,6 +16,7 @@ def fit(request: Request) -> int:
 
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
+    runtime.ignore_abandoned_reads()
     join_cluster()
     with runtime.one_line_errors():
         return train(request, JaxEngine)

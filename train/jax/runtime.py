@@ -1,9 +1,11 @@
 """Settings of a JAX training process: memory, and the cache of compiled programs."""
 
 import os
+import sys
 import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -33,6 +35,20 @@ def keep_freed_memory() -> None:
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     process.keep_freed_memory()
+
+
+def ignore_abandoned_reads() -> None:
+    """Print nothing about reads of a checkpoint that Orbax abandons because another one has failed.
+
+    Each of them would print a traceback which says that its event loop is closed.
+    """
+    report = sys.unraisablehook
+
+    def report_others(error: Any) -> None:
+        if not (isinstance(error.exc_value, RuntimeError) and str(error.exc_value) == "Event loop is closed"):
+            report(error)
+
+    sys.unraisablehook = report_others
 
 
 def keep_compiled_programs() -> None:

@@ -36,7 +36,8 @@ class CheckpointFolder:
     def __init__(self, path: Path, trainer: str, *, process: int = 0, num_processes: int = 1) -> None:
         self.path, self._process, self._num_processes = path, process, num_processes
         for other, marker in MARKERS.items():
-            if other != trainer and any(path.glob(f"[0-9]*/{marker}")):
+            folders = (path, replaced_folder(path))
+            if other != trainer and any(True for folder in folders for _ in folder.glob(f"[0-9]*/{marker}")):
                 raise InputError(
                     f"the checkpoints in {path} are those of {other}: resume with python -m {other}, or give --run a new "
                     f"folder, and --init {path.parent} to start from its weights"
@@ -118,7 +119,7 @@ class CheckpointFolder:
         """
         if isinstance(error, InputError):
             raise error
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        reason = " ".join(str(_first_cause(error)).split())[:120] or type(error).__name__
         if _is_environment_error(error):
             what = f"the checkpoint of step {step} in {self.path} cannot be read, but may be intact ({reason})"
             raise InputError(f"{what}: remove the cause, then give the same --run") from None
@@ -151,10 +152,17 @@ def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:
     return None if math.isnan(value) else -value if metric == "mae" else value
 
 
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the exception that others were raised from; Orbax's own say only that loading has failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _is_environment_error(error: BaseException | None) -> bool:
     """Whether a file could not be read for a reason other than its content: permission, disk, memory."""
     while error is not None:
-        if isinstance(error, OSError | MemoryError) and not isinstance(error, FileNotFoundError):
+        if isinstance(error, OSError | MemoryError) and not isinstance(error, FileNotFoundError | NotADirectoryError):
             return True
         if any(word in str(error) for word in ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE")):
             return True

@@ -180,9 +180,13 @@ class RunFolder:
         try:
             identity, warnings = fingerprint.compare_with_recorded(file, source, recipe.compare_data)
         except fingerprint.DataChangedError as error:
-            raise self._other_run_error(
-                f"its data differ: {error}", "; --compare-data none accepts a change made on purpose"
-            ) from None
+            has_same_counts = saved["data"] == self._config["data"]  # `--compare-data none` compares them too
+            hint = (
+                "; --compare-data none accepts a change made on purpose"
+                if has_same_counts
+                else f"; --init {self.path} starts a new run from its weights"
+            )
+            raise self._other_run_error(f"its data differ: {error}", hint) from None
         self.warnings += warnings
         return identity
 

@@ -699,6 +699,19 @@ def test_a_checkpoint_with_damaged_metadata_is_moved_away(
     assert (run / "checkpoints-damaged" / newest).is_dir() and records(run) == reference
 
 
+def test_a_truncated_checkpoint_is_reported_in_a_line(trainer: Any, run: Path, tmp_path: Path) -> None:
+    """Orbax abandons its other reads when one fails; each of them would print a traceback."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    newest = copy / "checkpoints" / "22"
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    os.truncate(largest, 1000)
+    command = [sys.executable, "-m", f"train.{'jax' if trainer is JaxEngine else 'torch'}", "--run", copy]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0 and "resuming from step 11 of 22" in done.stdout
+    assert re.fullmatch(r"the checkpoint of step 22 is damaged \([^\n]+\); it was moved to [^\n]+\n", done.stderr)
+
+
 def test_a_checkpoint_under_the_name_of_another_step_is_moved_away(
     trainer: Any, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -215,17 +215,18 @@ def test_a_checkpoint_without_permission_is_refused_and_not_moved(tmp_path: Path
     assert (tmp_path / "c" / "12").is_dir()
 
 
+@pytest.mark.parametrize("place", ["checkpoints", "checkpoints-replaced"])
 @pytest.mark.parametrize(("trainer", "other"), [("train.jax", "train.torch"), ("train.torch", "train.jax")])
-def test_checkpoints_of_the_other_trainer_are_refused(trainer: str, other: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "checkpoints"
-    (folder / "12").mkdir(parents=True)
+def test_checkpoints_of_the_other_trainer_are_refused(trainer: str, other: str, place: str, tmp_path: Path) -> None:
+    folder, checkpoint = tmp_path / "run" / "checkpoints", tmp_path / "run" / place / "12"
+    checkpoint.mkdir(parents=True)
     marker = {"train.jax": "_CHECKPOINT_METADATA", "train.torch": "checkpoint.json"}[other]
-    (folder / "12" / marker).write_text("{}")
+    (checkpoint / marker).write_text("{}")
     with pytest.raises(
         InputError, match=rf"are those of {other}: resume with python -m {other}, or give --run a new folder"
     ):
         CheckpointFolder(folder, trainer)
-    assert (folder / "12").is_dir()
+    assert checkpoint.is_dir()
 
 
 # Kills and full disks -------------------------------------------------------------------------------------------------
