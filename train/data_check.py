@@ -30,7 +30,7 @@ from train.inference.model import load_predictor, predict_batches, require_pooli
 from train.inference.prediction_files import check_output, open_rows
 from train.inference.progress import progress_bar
 from train.loop.init_from import load_weights
-from train.loop.session import print_table
+from train.loop.run_tables import print_table
 from train.recipes import Recipe
 from vit_spec import InputError
 

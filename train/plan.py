@@ -21,8 +21,9 @@ from PIL import Image
 from parity.terminal import Terminal
 from train.data.sources import Dataset, Examples, open_dataset
 from train.loop.request import Request
+from train.loop.run_tables import print_table, run_title
 from train.loop.schedule import Schedule
-from train.loop.session import choose_model, print_table, run_title
+from train.loop.session import choose_model
 from train.loop.teacher_weights import load_teacher
 from train.mesh import AXES, AxisSizes, axis_sizes, images_per_device, replication_note
 from train.recipes import IMAGENET, Recipe

@@ -3,11 +3,11 @@
 import math
 import signal
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,10 @@ from train.data.batches import Batch, DataLoader
 from train.loop.attention_maps import patch_attention
 from train.loop.engine import Engine, EvalOutput, LoopState
 from train.loop.interruption import Interruption
+from train.loop.loop_state import equal_metrics, is_loop_state, with_missing_keys
 from train.loop.metrics import PRIMARY_METRIC, compute_metrics, is_better
 from train.loop.pictures import MAX_IMAGES, image_grid, overlay_attention, training_images
+from train.loop.profile import Profile
 from train.loop.progress import ProgressDisplay
 from train.loop.run_folder import RunFolder
 from train.loop.saved_run import CHECKPOINTS
@@ -75,6 +77,8 @@ class Loop:
         self._recent_metrics: list[dict[str, float]] = []  # one of each step since the last record in metrics.jsonl
         self._mean_metrics: dict[str, float] = {}  # the last record
         self._weight_files = WeightFiles(self.engine, self.run, self.display)
+        self._pending = deque[tuple[int, Batch, Mapping[str, SupportsFloat]]]()  # steps whose metrics are not read yet
+        self._profile = Profile(self.engine, self.run.path / "profile", self.recipe.profile)
         self._saved_step = -1  # of the newest checkpoint
         self._is_evaluated = False  # whether `last` belongs to the current weights
 
@@ -92,9 +96,6 @@ class Loop:
             Diverged: the loss or the gradient norm is not finite, and the recipe does not skip such steps.
             InputError: an image cannot be read, or a file cannot be written.  A checkpoint is saved first, if possible.
         """
-        pending = deque[tuple[int, Batch, Mapping[str, SupportsFloat]]]()
-        first, last = self.recipe.profile or (0, 0)
-        is_profiling = False
         self._resume()
         training = self.train.training_batches(
             seed=self.recipe.seed,
@@ -104,59 +105,66 @@ class Loop:
         )
         with self.display, closing(training) as batches:
             try:
-                if self.done in self.schedule.eval_steps and not self._is_evaluated:  # a signal cut the evaluation short
-                    self._is_evaluated = self._evaluate()
-                    if not self._is_evaluated:
-                        self.interrupted = self.stop.requested
-                        return
-                    self._saved_step = -1
-                    self._save_checkpoint()
-                for step, batch in enumerate(() if self.is_stopped_early else batches, self.done):
-                    if step + 1 == first:
-                        self.engine.profile(self.run.path / "profile")
-                        is_profiling = True
-                    pending.append((step, batch, self.engine.step(batch)))
-                    if self.run.has_tensorboard and step in (0, self.schedule.total - 1):
-                        self.run.log_image(
-                            "shown", step + 1, image_grid(training_images(batch, self.recipe.augment.repeats)[:MAX_IMAGES])
-                        )
-                    # Read once, before `delay` is chosen: all pending steps are finished if the run stops.  A later signal
-                    # is seen after the next step.
-                    stopping = self.stop.requested or signal.SIGTERM * self.engine.should_stop()
-                    is_eval_step, is_save_step = step + 1 in self.schedule.eval_steps, step + 1 in self.schedule.save_steps
-                    delay = 0 if stopping or is_eval_step or is_save_step or step + 1 == last else METRICS_DELAY
-                    while len(pending) > delay:
-                        self._finish_step(*pending.popleft(), updates_throughput=len(pending) <= delay)
-                    if is_profiling and step + 1 == last:
-                        self.engine.profile(None)
-                        is_profiling = False
-                    self._is_evaluated = is_eval_step and not stopping and self._evaluate()
-                    if is_eval_step and not self._is_evaluated:
-                        stopping = stopping or self.stop.requested  # the signal that cut the evaluation short
-                    if is_eval_step or is_save_step or stopping:
-                        self._save_checkpoint()
-                        self.display.restart_throughput(self.done)
-                    if stopping:
-                        self.interrupted = int(stopping)
-                    if stopping or self.is_stopped_early:
-                        break
+                if self._repeat_cut_evaluation() and not self.is_stopped_early:
+                    self._train(batches)
             except InputError as error:
-                while pending:
-                    self._finish_step(*pending.popleft())
+                self._finish_steps(delay=0)
                 if self.done == self._saved_step or not self.done or self.engine.is_distributed:
                     raise
                 self._save_checkpoint()
                 raise InputError(f"{error}; {self.done} steps are saved: give the same --run to resume") from None
             finally:
-                if is_profiling:
-                    self.engine.profile(None)
+                self._profile.close()
                 self.engine.close()
         self._weight_files.set_has_checkpoint()
 
+    def _repeat_cut_evaluation(self) -> bool:
+        """Evaluate if a signal cut the evaluation of the restored step short; return False if one does so again."""
+        if self.done not in self.schedule.eval_steps or self._is_evaluated:
+            return True
+        self._is_evaluated = self._evaluate()
+        if self._is_evaluated:
+            self._saved_step = -1
+            self._save_checkpoint()
+        else:
+            self.interrupted = self.stop.requested
+        return self._is_evaluated
+
+    def _train(self, batches: Iterator[Batch]) -> None:
+        """Train to the last step, until a signal asks to stop, or until evaluations are no longer better."""
+        for step, batch in enumerate(batches, self.done):
+            self._profile.begin(step + 1)
+            self._pending.append((step, batch, self.engine.step(batch)))
+            if self.run.has_tensorboard and step in (0, self.schedule.total - 1):
+                shown = training_images(batch, self.recipe.augment.repeats)[:MAX_IMAGES]
+                self.run.log_image("shown", step + 1, image_grid(shown))
+            # Read once, before the delay is chosen: all pending steps are finished if the run stops.  A later signal is
+            # seen after the next step.
+            stopping = self.stop.requested or signal.SIGTERM * self.engine.should_stop()
+            is_eval_step, is_save_step = step + 1 in self.schedule.eval_steps, step + 1 in self.schedule.save_steps
+            is_awaited = stopping or is_eval_step or is_save_step or self._profile.ends_at(step + 1)
+            self._finish_steps(delay=0 if is_awaited else METRICS_DELAY)
+            self._profile.end(step + 1)
+            self._is_evaluated = is_eval_step and not stopping and self._evaluate()
+            if is_eval_step and not self._is_evaluated:
+                stopping = stopping or self.stop.requested  # the signal that cut the evaluation short
+            if is_eval_step or is_save_step or stopping:
+                self._save_checkpoint()
+                self.display.restart_throughput(self.done)
+            if stopping:
+                self.interrupted = int(stopping)
+            if stopping or self.is_stopped_early:
+                break
+
     # Metrics of a step -------------------------------------------------------------------------------------------
 
+    def _finish_steps(self, *, delay: int) -> None:
+        """Finish the pending steps but the newest `delay`."""
+        while len(self._pending) > delay:
+            self._finish_step(*self._pending.popleft(), updates_throughput=len(self._pending) <= delay)
+
     def _finish_step(
-        self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat], *, updates_throughput: bool = True
+        self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat], *, updates_throughput: bool
     ) -> None:
         """Wait for the metrics of a step, then display and record them.
 
@@ -295,8 +303,8 @@ class Loop:
                 f"--epochs {self.recipe.epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: "
                 "give more"
             )
-        state = _with_missing_keys(state)
-        if not _is_loop_state(state, PRIMARY_METRIC[self.task]):
+        state = with_missing_keys(state)
+        if not is_loop_state(state, PRIMARY_METRIC[self.task]):
             raise InputError(
                 f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
                 "move that checkpoint away to resume from an older one, or give --run a new folder"
@@ -339,14 +347,14 @@ class Loop:
             return {}
 
         def is_best(state: LoopState) -> bool:
-            state = _with_missing_keys(state)
+            state = with_missing_keys(state)
             return (
-                _is_loop_state(state, PRIMARY_METRIC[self.task])
+                is_loop_state(state, PRIMARY_METRIC[self.task])
                 and state["looked"]
-                and _equal_metrics(state["last_raw" if raw else "last"], best)
+                and equal_metrics(state["last_raw" if raw else "last"], best)
             )
 
-        is_newest = self._is_evaluated and _equal_metrics(best, last)
+        is_newest = self._is_evaluated and equal_metrics(best, last)
         is_kept = self._weight_files.restore_best(path, self.done, is_newest=is_newest, is_best=is_best, raw=raw)
         return best if is_kept else {}
 
@@ -363,41 +371,3 @@ class Loop:
 def _unreadable_names(loader: DataLoader, batch: Batch) -> set[str]:
     """Return the names of the images of a batch that could not be read, as the JSON of a checkpoint can hold them."""
     return {escape_surrogates(loader.examples.names[row]) for row in batch.rows[~batch.readable]}
-
-
-def _equal_metrics(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Whether metrics are equal; an undefined metric, NaN, equals itself."""
-    return one.keys() == other.keys() and all(
-        value == other[name] or (math.isnan(value) and math.isnan(other[name])) for name, value in one.items()
-    )
-
-
-def _with_missing_keys(state: Any) -> LoopState:
-    """Return a loop state with the keys that checkpoints of older versions lack; {} if it is no JSON object."""
-    missing: LoopState = {"run": "", "last_raw": {}, "best_raw": {}, "best_files": {}, "records": 0, "since_best": 0}
-    return missing | state if isinstance(state, dict) else {}
-
-
-def _is_loop_state(state: LoopState, primary_metric: str) -> bool:
-    """Whether a state has the keys and types that `Loop` writes: the file may be damaged or another program's."""
-    metric_dicts = [state.get(name) for name in ("last", "best", "last_raw", "best_raw", "mean")]
-    window, unreadable, files = state.get("window"), state.get("unread"), state.get("best_files")
-    if (
-        not isinstance(window, list)
-        or not isinstance(state.get("run"), str)
-        or not isinstance(unreadable, list)
-        or not all(isinstance(name, str) for name in unreadable)
-        or not isinstance(files, dict)
-        or not all(isinstance(file, dict) and type(file.get("step")) is int and "sha256" in file for file in files.values())
-    ):
-        return False
-    dicts = [each for each in (*metric_dicts, *window) if isinstance(each, dict)]
-    return (
-        len(dicts) == len(metric_dicts) + len(window)
-        and all(type(value) in (int, float) for each in dicts for value in each.values())
-        and all(primary_metric in each for each in (state["best"], state["best_raw"]) if each)
-        and all(type(state.get(name)) is int for name in ("skipped", "records", "since_best"))
-        and type(state.get("looked")) is bool
-        and type(state.get("seconds")) in (int, float)
-        and math.isfinite(state["seconds"])
-    )

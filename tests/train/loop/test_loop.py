@@ -27,7 +27,8 @@ from train.cli import main
 from train.data.batches import Batch
 from train.data.sources import open_dataset
 from train.loop.engine import Engine, EvalOutput, LoopState
-from train.loop.loop import METRICS_DELAY, _equal_metrics
+from train.loop.loop import METRICS_DELAY
+from train.loop.loop_state import equal_metrics
 from train.loop.request import Request
 from train.loop.session import train
 from train.recipes import Model, Recipe
@@ -522,9 +523,9 @@ def test_best_weights_are_not_restored_from_a_checkpoint_with_another_evaluation
 
 
 def test_the_metrics_of_a_best_checkpoint_may_be_undefined() -> None:
-    assert _equal_metrics({"auroc": math.nan, "loss": 1.0}, {"auroc": float("nan"), "loss": 1.0})
-    assert not _equal_metrics({"auroc": math.nan, "loss": 1.0}, {"auroc": 0.5, "loss": 1.0})
-    assert not _equal_metrics({"loss": 1.0}, {"auroc": 0.5, "loss": 1.0})
+    assert equal_metrics({"auroc": math.nan, "loss": 1.0}, {"auroc": float("nan"), "loss": 1.0})
+    assert not equal_metrics({"auroc": math.nan, "loss": 1.0}, {"auroc": 0.5, "loss": 1.0})
+    assert not equal_metrics({"loss": 1.0}, {"auroc": 0.5, "loss": 1.0})
 
 
 def test_a_file_with_other_weights_than_the_lost_best_ones_is_moved_aside(

@@ -1,0 +1,39 @@
+"""The profile of some steps of a run (`--profile`)."""
+
+from pathlib import Path
+
+from train.loop.engine import Engine
+
+
+class Profile:
+    """The profile of some steps of a run.
+
+    folder: to write it to.
+    steps: the numbers of the first and of the last step, from 1; None for no profile.
+    """
+
+    def __init__(self, engine: Engine, folder: Path, steps: tuple[int, int] | None) -> None:
+        self._engine, self._folder = engine, folder
+        self._first, self._last = steps or (0, 0)
+        self._is_active = False
+
+    def begin(self, number: int) -> None:
+        """Start the profile if the step of this number, which comes next, is the first one."""
+        if number == self._first:
+            self._engine.profile(self._folder)
+            self._is_active = True
+
+    def ends_at(self, number: int) -> bool:
+        """Return whether the step of this number is the last one."""
+        return number == self._last
+
+    def end(self, number: int) -> None:
+        """Write the profile if the step of this number, which is finished, is the last one."""
+        if self.ends_at(number):
+            self.close()
+
+    def close(self) -> None:
+        """Write the profile if it was started and is not written yet."""
+        if self._is_active:
+            self._engine.profile(None)
+            self._is_active = False
