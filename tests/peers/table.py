@@ -15,6 +15,7 @@ from typing import Any
 
 from parity.checkpoints import containers
 from parity.checkpoints.formats import formats, get
+from parity.checkpoints.formats.format import no_files
 from parity.checkpoints.wrappers import WRAPPERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "formats.md"
@@ -132,12 +133,13 @@ def _suffixes(name: str) -> str:
 def _row(name: str, proof: dict[str, Any] | None) -> str:
     format = get(name)
     variants = ", ".join(f"`{variant}`" for variant in format.tables if variant) or "yes"
-    source = "config.json" if format.written_fields else "shapes"
+    has_files = format.json_files is not no_files
+    source = "config.json" if has_files else "shapes"
     hidden = ("resampling", "pixels")
     usual = {field: value for field, value in format.assumed.items() if not field.startswith(hidden) and value is not None}
     assumed = ", ".join(f"{field}={value!r}" for field, value in usual.items())
     config = f"{source}; assumed {assumed}" if assumed else source
-    writes = "yes, folder" if format.written_fields else "yes"
+    writes = "yes, folder" if has_files else "yes"
     peers, difference = (", ".join(proof["peers"]), f"{proof['difference']:.1e}") if proof else ("the twins' own tests", "")
     peers = re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}\b", r"\1", peers)  # a commit
     return f"| `{name}` | {format.description} | {variants} | {writes} | {config} | {peers} | {difference} |"
