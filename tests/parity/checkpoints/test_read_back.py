@@ -11,17 +11,20 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
-from parity.checkpoints.config_inference import nest_fields
+from parity.checkpoints.config_inference import DEFAULTS, NEUTRAL, affects_function, nest_fields
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import OWN, formats, get
 from parity.checkpoints.layout import Array
-from parity.checkpoints.read_back import unstated_fields
+from parity.checkpoints.read_back import has_same_effect, unstated_fields
+from parity.checkpoints.reading import first_valid_match
+from parity.checkpoints.recognition import recognise
 from parity.checkpoints.weights import Checkpoint, plan_conversion
 from parity.checkpoints.writing import write
 from parity.comparison import reproducible_init
-from tests.parity.checkpoints.test_conversions import PLAIN, can_store, storable_configs
+from tests.parity.checkpoints.test_conversions import PLAIN, STRUCTURES, can_store, storable_configs
 from tests.peers.proof import torch_logits
 from vit_spec import InputError, ViTConfig
+from vit_spec.config import FIELDS, PARTS
 
 SQUARE = PLAIN.replace(image_size=(32, 32), width=128, mlp_dim=48)  # two heads, as wide as those of most models
 DINOV3 = vit_spec.get("dinov3_s16", image_size=(32, 32), width=128, num_heads=2, mlp_dim=48, depth=2)
@@ -165,3 +168,44 @@ def planned(config: ViTConfig, format: str) -> list[Any]:
 def test_no_parameter_is_read(format: str) -> None:
     for config in storable_configs(format)[:5]:
         unstated_fields(config, format, planned(config, format), {})
+
+
+# Options of the model -------------------------------------------------------------------------------------------------
+
+# Models with options that no named model has.
+MORE = (
+    changed(SQUARE, {"image_size": (40, 32), "tokens.pad": True}),
+    changed(SQUARE, {"image_size": (40, 32), "tokens.crop": True}),
+    changed(SQUARE, {"attention.head_dim": 32}),
+)
+
+
+def is_known_to_readers(name: str, config: ViTConfig) -> bool:
+    """Return whether a reader of a file of the JAX twin without metadata has a field right, asks for it or assumes it."""
+    matches = recognise({(each.key,): Unreadable(each.shape) for each in planned(config, "jax")}, {}, "jax")
+    # Without these, a reader may refuse the file before it comes to the field.
+    others = {"image_size", "tokens.pad", "positions.table", *DEFAULTS} - {name}
+    given = {each: config.at(each) for each in others}
+    try:
+        _, read, assumed = first_valid_match(matches, given)
+    except InputError:
+        _, read, assumed = first_valid_match(matches, {**given, name: config.at(name)})
+    return has_same_effect(name, config, read) or name in [each.field for each in assumed]
+
+
+def test_every_default_is_tested_in_every_format() -> None:
+    assert {*FIELDS, *PARTS} > {*NEUTRAL} and {*FIELDS} > {*DEFAULTS}
+    missing = [name for name in DEFAULTS if affects_function(name) and name not in OTHER_VALUES]
+    assert not missing, f"add another value of {', '.join(missing)} to OTHER_VALUES"
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if affects_function(name) and name not in DEFAULTS])
+def test_every_option_is_shown_by_tensors_or_assumed_or_neutral(name: str) -> None:
+    usual = ViTConfig(width=64, depth=1, num_heads=1, mlp_dim=64)
+    others = [config for config in (*STRUCTURES, *MORE) if config.at(name) != usual.at(name)]
+    assert others and all(is_known_to_readers(name, config) for config in others), (
+        f"readers of a file without a config silently take {name} for {usual.at(name)!r}: add it to DEFAULTS in "
+        f"parity/checkpoints/config_inference.py, so that every format that cannot show it assumes it and says so, or to "
+        f"NEUTRAL if it only matters in training or before the model; if tensors show it, read it in _fields_from_tensors "
+        f"and add a model with another value to STRUCTURES in test_conversions.py"
+    )
