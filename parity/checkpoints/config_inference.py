@@ -39,6 +39,10 @@ DEFAULTS: Fields = {
 # `DEFAULTS`, and fields of pooling, which only matter for some models; `_infer_pooling` has their defaults.
 HIDDEN_FIELDS = (*DEFAULTS, "head.pool_prefix", "head.pool_heads")
 
+# Fields, and parts of the config, that do not change what a model with given weights computes from the normalized pixels of
+# an image of its own size: initial values, dropout, normalization of pixels, and resampling to images of another size.
+NEUTRAL = ("image_size", "pixels", "resampling", "regularisation", "tokens.init", "head.init")
+
 
 # Kind of rotary positions -> what it rotates, in words, and the base that it was published with.
 ROTARY_KINDS: dict[str, tuple[str, float]] = {
@@ -320,6 +324,11 @@ def _check_channels_first(evidence: Evidence) -> None:
             f"its patch projection has {channels} channels of {ph}x{pw} pixels, or {pw} channels of {channels}x{ph} if the "
             f"channels are last: transpose it to (width, channels, rows, columns), or give --set in_channels={channels}"
         )
+
+
+def affects_function(name: str) -> bool:
+    """Return whether a field may change what a model with given weights computes: all fields that are not in `NEUTRAL`."""
+    return name not in NEUTRAL and name.partition(".")[0] not in NEUTRAL
 
 
 def _affects_model(name: str, known: Fields, evidence: Evidence) -> bool:

@@ -112,7 +112,7 @@ def build_checkpoint(
     else:
         _check_extra_state(notes)
         matches = recognise(contents.arrays, notes, format, strip, ignore)
-        match, config, assumed = _first_valid_match(matches, given)
+        match, config, assumed = first_valid_match(matches, given)
         name = match.format.full_name(config)
         _check_duplicates(match, config)
         left = [*match.unread, *_empty_arrays(contents)]
@@ -206,7 +206,7 @@ def _check_companion_config(config: ViTConfig, name: str, contents: Contents, no
                 )
 
 
-def _first_valid_match(matches: list[Match], given: Fields) -> tuple[Match, ViTConfig, tuple[Assumption, ...]]:
+def first_valid_match(matches: list[Match], given: Fields) -> tuple[Match, ViTConfig, tuple[Assumption, ...]]:
     """Return the first match from which a config can be inferred, the config, and its assumptions.
 
     After a mismatch, the next match is tried.  If the format recognises the file, or its library's config.json is beside

@@ -13,11 +13,10 @@ import numpy as np
 from parity.checkpoints import metadata
 from parity.checkpoints.array_transfer import ByteCounter, Progress, verify, write_arrays
 from parity.checkpoints.atomic_write import atomic_replace, lock_folder
-from parity.checkpoints.config_inference import DEFAULTS
 from parity.checkpoints.containers import ArraySpec
-from parity.checkpoints.formats import Fields, Format, get
-from parity.checkpoints.formats.format import Definition
+from parity.checkpoints.formats import OWN, Fields, get
 from parity.checkpoints.preprocessing import Preprocessing
+from parity.checkpoints.read_back import unstated_fields
 from parity.checkpoints.reading import TABLE_NOTE, StrPath, load
 from parity.checkpoints.sidecar import write_sidecar
 from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, TaskName, Tree, flatten, plan_conversion
@@ -149,6 +148,8 @@ def write(
     # First the plan: the JSON files of a library are made only of a config that its format can store.
     conversions = plan_conversion(checkpoint, to, None if dtype is None else _parse_dtype(dtype))
     kind, metadata_remarks = choose_container(path, slash, container, format, checkpoint, shard)
+    files = format.json_files(checkpoint.config) if kind.name == FOLDER else {}
+    remarks = () if format.name in OWN else unstated_fields(checkpoint.config, to, conversions, files)
     name = format.full_name(checkpoint.config)
     notes = {"config": checkpoint.config.to_json(), "format": name, "version": project_version()}
     notes |= metadata.to_notes(checkpoint) | ({TABLE_NOTE: format.definition.table} if format.definition else {})
@@ -169,7 +170,6 @@ def write(
                 until_named.enter_context(lock_folder(path.parent))
                 check_target(path, kind, force)
             write_sidecar(new, path, notes, kind.name, force)
-    remarks = _config_remarks(format, checkpoint.config, kind.name == FOLDER)
     return WriteResult(path, name, kind.name, total, (*remarks, *metadata_remarks))
 
 
@@ -178,30 +178,6 @@ def _parse_dtype(name: str) -> np.dtype[Any]:
         hint = nearest(name, FLOAT_DTYPES) or f": give one of {', '.join(FLOAT_DTYPES)}"
         raise InputError(f"unknown dtype {name!r}{hint}")
     return FLOAT_DTYPES[name]
-
-
-def _config_remarks(format: Format, config: ViTConfig, with_json_files: bool) -> tuple[str, ...]:
-    """Return a line for each field that changes the function and that other programs cannot read from the result."""
-    lines = []
-    assumed = _unset_fields(format.definition, config) if format.definition else format.assumed
-    for name, value in assumed.items():
-        is_known = (value is None and name == "num_heads") or (with_json_files and name in format.written_fields)
-        matters = not name.startswith(("resampling.", "pixels.", "image_size"))
-        if matters and not is_known and config.at(name) != value:
-            lines.append(
-                f"{name}={config.at(name)!r} is only in our own metadata: other libraries read the format as {value!r}"
-            )
-    return tuple(lines)
-
-
-def _unset_fields(definition: Definition, config: ViTConfig) -> Fields:
-    """Return the fields that no tensor shows and a format file does not set, with the values that are assumed."""
-    shown = {"positions.kind"} if config.positions.kind == "learned" else set()
-    shown |= {"mlp.activation"} if config.mlp.activation == "swiglu" else set()
-    shown |= set() if config.norms.bias else {"norms.kind"}
-    shown |= {"head.pool"} if config.head.pool == "attention" else set()
-    shown |= {"positions.rotary"} if config.positions.rotary == "mixed" else set()
-    return {name: value for name, value in DEFAULTS.items() if name not in shown and name not in definition.fields}
 
 
 def project_version() -> str:

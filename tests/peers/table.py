@@ -3,7 +3,8 @@
     PARITY_PROOFS=DIR python -m pytest tests -k "peers or format"    # in an environment with the peers
     python -m tests.peers.table DIR                                  # reads the figures in DIR and writes the page
 
-The figures are stored in proofs.json beside this file, so that the page can be written again without the peers.
+The figures are stored in proofs.json beside this file, so that the page can be written again without the peers.  Formats
+without a figure in DIR keep theirs.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 
 from parity.checkpoints import containers
 from parity.checkpoints.formats import formats, get
+from parity.checkpoints.formats.format import no_files
 from parity.checkpoints.wrappers import WRAPPERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "formats.md"
@@ -31,7 +33,13 @@ def collect_proofs(folder: Path) -> Proofs:
             proof = found.setdefault(line["format"], {"peers": [], "difference": 0.0})
             proof["peers"] = sorted({*proof["peers"], line["peer"]})
             proof["difference"] = max(proof["difference"], line["torch"], line["jax"])
-    return {name: found[name] for name in sorted(found)}
+    return found
+
+
+def merge_proofs(recorded: Proofs, new: Proofs) -> Proofs:
+    """Return the recorded proofs with those of some formats replaced, and without those of formats that are gone."""
+    merged = {**recorded, **new}
+    return {name: merged[name] for name in sorted(merged) if name in formats()}
 
 
 def formats_page(proofs: Proofs) -> str:
@@ -132,24 +140,26 @@ def _suffixes(name: str) -> str:
 def _row(name: str, proof: dict[str, Any] | None) -> str:
     format = get(name)
     variants = ", ".join(f"`{variant}`" for variant in format.tables if variant) or "yes"
-    source = "config.json" if format.written_fields else "shapes"
+    has_files = format.json_files is not no_files
+    source = "config.json" if has_files else "shapes"
     hidden = ("resampling", "pixels")
     usual = {field: value for field, value in format.assumed.items() if not field.startswith(hidden) and value is not None}
     assumed = ", ".join(f"{field}={value!r}" for field, value in usual.items())
     config = f"{source}; assumed {assumed}" if assumed else source
-    writes = "yes, folder" if format.written_fields else "yes"
+    writes = "yes, folder" if has_files else "yes"
     peers, difference = (", ".join(proof["peers"]), f"{proof['difference']:.1e}") if proof else ("the twins' own tests", "")
     peers = re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}\b", r"\1", peers)  # a commit
     return f"| `{name}` | {format.description} | {variants} | {writes} | {config} | {peers} | {difference} |"
 
 
 def main() -> None:
-    """Write the page, after reading the figures in a folder if one is given."""
+    """Write the page, after recording the figures in a folder if one is given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="the folder in PARITY_PROOFS")
     given = parser.parse_args()
     if given.folder:
-        PROOFS.write_text(json.dumps(collect_proofs(given.folder), indent=2) + "\n")
+        proofs = merge_proofs(json.loads(PROOFS.read_text()), collect_proofs(given.folder))
+        PROOFS.write_text(json.dumps(proofs, indent=2) + "\n")
     PAGE.write_text(formats_page(json.loads(PROOFS.read_text())))
 
 

@@ -56,7 +56,9 @@ from parity.checkpoints.formats import (
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from vit_spec import InputError, nearest
 
-__all__ = ["Evidence", "Fields", "Format", "add_version", "formats", "get", "register", "registered", "revision"]
+__all__ = ["OWN", "Evidence", "Fields", "Format", "add_version", "formats", "get", "register", "registered", "revision"]
+
+OWN = ("torch", "jax")  # the formats of the twins, which no other library has
 
 _TWINS = (torch, jax)
 _HUGGING_FACE = (

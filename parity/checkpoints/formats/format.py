@@ -220,7 +220,6 @@ class Format:
     one_layout_in_folders: whether the library opens a folder with these files only if its keys are those of the default
         variant.
     opens_shards: whether the library opens a folder whose weights are in several files.
-    written_fields: the fields that `json_files` states.
     recognises: evidence -> whether a checkpoint belongs to this format, if its keys fit other formats too.
     model_types: the values of `model_type` in config.json that name the models of the format, in Hugging Face transformers.
     config_file: the name of the JSON file in which the library describes a model.
@@ -249,7 +248,6 @@ class Format:
     infer_assumed: Callable[[Evidence], Fields] = no_fields
     assumed_behaviour: Callable[[Evidence], Mapping[str, str]] = field(kw_only=True)
     read_config: Callable[[Evidence], Fields] = no_fields
-    written_fields: frozenset[str] = frozenset()
     json_files: Callable[[ViTConfig], Mapping[str, Any]] = no_files
     one_layout_in_folders: bool = False
     opens_shards: bool = True

@@ -105,10 +105,6 @@ ASSUMED: Fields = {
     "pixels.mean": (0.5,),
     "pixels.std": (0.5,),
 }
-WRITTEN_FIELDS = hf.WRITTEN_FIELDS | {
-    *("positions.kind", "positions.relative", "positions.relative_shared"),
-    *("norms.after_blocks", "norms.after_pool", "head.pool"),
-}
 
 
 def unsupported(config: ViTConfig, variant: str) -> str:
@@ -206,7 +202,6 @@ FORMAT = Format(
     assumed=ASSUMED,
     read_config=config_reader(NAME, TYPES),
     assumed_behaviour=hf_classes.assumed_behaviour,
-    written_fields=WRITTEN_FIELDS,
     json_files=json_files,
     recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,

@@ -43,7 +43,6 @@ FORMAT = Format(
     assumed=beit.ASSUMED,
     read_config=beit.config_reader(NAME, TYPES),
     assumed_behaviour=hf_classes.assumed_behaviour,
-    written_fields=beit.WRITTEN_FIELDS,
     json_files=json_files,
     recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,

@@ -47,7 +47,6 @@ FORMAT = Format(
     assumed={**dinov2.ASSUMED, "resampling.antialias": True},
     read_config=dinov2.config_reader(NAME, TYPES),
     assumed_behaviour=hf_classes.assumed_behaviour,
-    written_fields=hf.WRITTEN_FIELDS | {"tokens.registers"},
     json_files=json_files,
     recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,

@@ -133,7 +133,6 @@ FORMAT = Format(
     },
     read_config=read_config,
     assumed_behaviour=hf_classes.assumed_behaviour,
-    written_fields=hf.WRITTEN_FIELDS | {"tokens.registers", "positions.rotary_base"},
     json_files=json_files,
     recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,

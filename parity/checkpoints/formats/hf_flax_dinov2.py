@@ -58,6 +58,5 @@ FORMAT = replace(
     constants={},
     constraints={**hf_dinov2.FORMAT.constraints, **SQUARE, "mlp.activation": (*FLAX_ACTIVATIONS, "swiglu")},
     read_config=read_config,
-    written_fields=hf_dinov2.FORMAT.written_fields - {"norms.layer_scale"},
     json_files=json_files,
 )

@@ -55,7 +55,6 @@ FORMAT = Format(
     assumed={**hf_vit.ASSUMED, "pixels.mean": IMAGENET.mean, "pixels.std": IMAGENET.std},
     read_config=read_config,
     assumed_behaviour=assumed_behaviour,
-    written_fields=hf.WRITTEN_FIELDS,
     json_files=json_files,
     recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,

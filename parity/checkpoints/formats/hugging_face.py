@@ -235,10 +235,6 @@ BICUBIC: Fields = {
     "resampling.align_corners": False,
     "resampling.offset": 0.0,
 }
-WRITTEN_FIELDS = frozenset(
-    "image_size patch_size in_channels width depth num_heads mlp_dim num_classes attention.qkv_bias mlp.activation "
-    "norms.eps norms.layer_scale pixels.mean pixels.std".split()
-)
 
 
 def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defaults: Mapping[str, Any]) -> dict[str, Any]:

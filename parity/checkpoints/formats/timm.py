@@ -223,7 +223,6 @@ FORMAT = Format(
     infer_assumed=infer_assumed,
     assumed_behaviour=assumed_behaviour,
     read_config=read_config,
-    written_fields=timm_config.WRITTEN_FIELDS,
     json_files=timm_config.json_files,
     one_layout_in_folders=True,  # the arguments in config.json choose the layers
     opens_shards=False,

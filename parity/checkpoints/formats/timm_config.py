@@ -15,11 +15,6 @@ from parity.checkpoints.formats.format import Fields
 from parity.checkpoints.formats.timm_constructors import ACTIVATIONS, POOLS
 from vit_spec import InputError, ViTConfig
 
-WRITTEN_FIELDS = frozenset(
-    "norms.eps norms.kind norms.order mlp.activation head.pool head.pool_prefix head.pool_heads num_heads "
-    "norms.layer_scale image_size".split()
-)
-
 ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"swiglu": "silu"}
 
 

@@ -150,7 +150,6 @@ FORMAT = Format(
     infer_assumed=infer_assumed,
     assumed_behaviour=timm.assumed_behaviour,
     read_config=read_config,
-    written_fields=timm_config.WRITTEN_FIELDS,
     json_files=json_files,
     opens_shards=False,
     recognises=lambda evidence: timm_arguments.names_architecture(evidence.notes),
