@@ -20,7 +20,7 @@ from parity.comparison.any_model.outputs import Permutations, as_lines, pair_out
 from parity.comparison.any_model.parameters import Axes
 from parity.comparison.any_model.random_masks import MaskStream
 from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS, Report, Row, Tensors, UnequalWeightsError
-from parity.comparison.any_model.tensor_comparison import compare_tensors
+from parity.comparison.any_model.tensor_comparison import compare_tensors, error_of
 from parity.comparison.any_model.torch_runner import TorchRunner
 from parity.comparison.any_model.trace.graph import Graph
 from parity.comparison.any_model.trace.origin import (
@@ -165,10 +165,16 @@ class Comparison:
         outputs, gradients, input_gradients = self.flax.run(dtype, list(self.names))
         torch_tensors = self._without_zeros(self.torch.run(dtype, self.names))
         for name in outputs:
-            for side, values in (("flax", outputs[name]), ("torch", torch_tensors[name])):
-                if np.isnan(np.asarray(values, np.float64)).any():
-                    what = "returns NaN, which cannot be compared; check its weights and inputs"
-                    raise InputError(f"{name}: the {side} model {what}")
+            sides = {"flax": outputs[name], "torch": torch_tensors[name]}
+            with_nan = [side for side, values in sides.items() if np.isnan(np.asarray(values, np.float64)).any()]
+            if len(with_nan) == 1:
+                (other,) = sides.keys() - set(with_nan)
+                raise InputError(
+                    f"{name}: the {with_nan[0]} model returns NaN and the {other} model does not, for the same inputs and "
+                    "weights; look for a softmax whose row is all -inf, a division by 0 or an overflow there"
+                )
+            if with_nan:
+                raise InputError(f"{name}: both models return NaN, which cannot be compared; check weights and inputs")
         tensors = {**outputs, **input_gradients, **self._statistics()}
         tensors |= {f"{GRADIENT_OF}{key}": array for key, array in self.correspondence.to_torch(gradients).items()}
         # Only running statistics may be missing, if Flax does not return them.
@@ -331,7 +337,7 @@ class Comparison:
     def _are_reordered(self, name: str) -> bool:
         """Return whether both models return the same numbers in this output, if their order does not count."""
         both = [np.sort(self.runs[f"{side} float64"][name], axis=None) for side in ("flax", "torch")]
-        return ErrorNorms.of(*both).relative_rms() <= FLOAT64_TOLERANCE
+        return error_of(name, *both).relative_rms() <= FLOAT64_TOLERANCE
 
     def report(self) -> Report:
         """Return the report."""

@@ -138,6 +138,7 @@ class FlaxRunner:
             return [outputs[name] for name in self._names or outputs]
 
         traced = self._traced if dtype == "float64" else dtype
+        self._compiled.clear()  # JAX keeps the constants of live functions, and their dtypes
         with exact_jax(traced):
             weights, floats = self._arguments(traced)
             inputs = self._all_inputs(floats)

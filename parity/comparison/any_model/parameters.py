@@ -24,6 +24,7 @@ FLAX_ROLES = {
 }
 TORCH_ROLES = {
     **{"weight": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"},
+    **{"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias"},  # of modules that make their own parameters
     **{"running_mean": "mean", "running_var": "var"},
 }
 QKV = ("query", "key", "value")

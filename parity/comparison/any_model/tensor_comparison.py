@@ -18,7 +18,7 @@ def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
     """Return the comparison of every tensor, and of the gradients of all parameters as one vector."""
     reference = runs["torch float64"]
     sides = [runs[side] for side in ("flax float64", "flax float32", "torch float32") if side in runs]
-    errors = {name: [_error(name, side[name], tensor) for side in sides] for name, tensor in reference.items()}
+    errors = {name: [error_of(name, side[name], tensor) for side in sides] for name, tensor in reference.items()}
     scales, entries = _gradient_scales(reference), {name: tensor.size for name, tensor in reference.items()}
     parameters = [name for name in errors if name.startswith(GRADIENT_OF) and not name.startswith(GRADIENT_OF_INPUT)]
     if parameters:
@@ -46,11 +46,15 @@ def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _error(name: str, tensor: Array, reference: Array) -> ErrorNorms:
-    """Return the error of a tensor; entries of an output that a mask has made huge count as 1, with their relative errors.
+def error_of(name: str, tensor: Array, reference: Array) -> ErrorNorms:
+    """Return the error of a tensor.
 
-    Otherwise one entry of -1e18 would hide wrong values of all others.
+    Integers and truth values are equal or not: each entry counts as 1, and its error is 1 if it is not equal.  Relative to
+    their size, identifiers of 1e12 that are all off by one would agree.  Entries of an output that a mask has made huge
+    count as 1 too, with their relative errors: otherwise one entry of -1e18 would hide wrong values of all others.
     """
+    if tensor.shape == reference.shape and {tensor.dtype.kind, reference.dtype.kind} <= set("biu"):
+        return ErrorNorms.of(1.0 + (tensor != reference), np.ones(reference.shape))
     size = np.abs(np.asarray(reference, np.float64))
     is_huge = (size >= MASKED) & np.isfinite(size)
     if name.startswith(GRADIENT_OF) or tensor.shape != reference.shape or not is_huge.any():

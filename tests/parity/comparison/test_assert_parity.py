@@ -286,8 +286,11 @@ class WrappedLinear(TorchLinear):
 
 
 def test_nan_is_refused_and_the_side_is_named() -> None:
-    check_refused("output: the torch model returns NaN", other=WrappedLinear(after=lambda y: y * float("nan")))
-    check_refused("output: the flax model returns NaN", apply=lambda p, x: Linear().apply(p, x) * jnp.nan)
+    wrong: dict[str, Any] = {"other": WrappedLinear(after=lambda y: y * float("nan"))}
+    check_refused("output: the torch model returns NaN and the flax model does not", **wrong)
+    wrong["apply"] = lambda p, x: Linear().apply(p, x) * jnp.nan
+    check_refused("output: both models return NaN", **wrong)
+    check_refused("output: the flax model returns NaN and the torch model does not", apply=wrong["apply"])
 
 
 def test_outputs_of_different_shapes_are_refused() -> None:
@@ -374,6 +377,35 @@ def test_outputs_without_floating_point_entries_are_refused() -> None:
         other=WrappedLinear(after=lambda y: y.argmax(-1)),
     )
     check_refused("nothing has floating-point entries", inputs=ROWS[:0])
+
+
+@pytest.mark.parametrize(("first", "is_same"), [(2**40, True), (2**40 + 1, False)])
+def test_integers_are_compared_exactly(first: int, is_same: bool) -> None:
+    """Relative to their size, they would be equal to 1e-12."""
+    ids = np.arange(2**40, 2**40 + 3)
+    report = compare_models(
+        lambda p, x: (Linear().apply(p, x), jnp.asarray(ids - 2**40 + first)),
+        random_variables(Linear(), ROWS),
+        WrappedLinear(after=lambda y: (y, torch.tensor(ids))),
+        ROWS,
+        level="function",
+    )
+    assert report.passed == is_same and "another order" not in str(report)
+
+
+def test_a_table_with_indices_of_numpy_fails_with_a_report() -> None:
+    """JAX keeps the dtype of a constant of a live function: the check in float32 must not break the search in float64."""
+    indices = np.arange(6).reshape(3, 2) % 2  # int64
+
+    class Indexed(TorchLinear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + self.fc.bias[torch.tensor(indices)]
+
+    def indexed(params: Any, x: Any) -> Any:
+        return 1.001 * Linear().apply(params, x) + params["params"]["Dense_0"]["bias"][indices]
+
+    report = compare_models(indexed, random_variables(Linear(), ROWS), Indexed(), ROWS)
+    assert not report.passed and report.origin is not None
 
 
 def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,17 @@ def test_a_kernel_is_matched_by_the_convention_of_its_layer(flax, torch, line):
     assert str(pair) == line
 
 
+@pytest.mark.parametrize("names", [("gamma", "beta"), ("g", "b"), ("w", "b"), ("weight", "b"), ("scale", "shift")])
+@pytest.mark.parametrize("module", ["", "norm"])
+def test_parameters_of_the_same_names_are_matched(module, names):
+    flax = {f"{module}/{name}".lstrip("/"): (4,) for name in names}
+    torch = {f"{module}.{name}".lstrip("."): (4,) for name in names}
+    found = match({**flax, **dense("fc", 4, 2)}, {**torch, **dense("fc", 4, 2, flax=False)})
+    assert {pair.flax.key.replace("/", "."): pair.torch.key for pair in found.pairs}.items() >= {
+        (key, key) for key in torch
+    }
+
+
 @pytest.mark.parametrize(
     ("flax", "torch"),
     [

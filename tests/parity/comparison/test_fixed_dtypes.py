@@ -13,6 +13,7 @@ from flax import linen, nnx
 from torch import nn
 
 from parity.comparison.any_model.assertion import compare_models
+from parity.comparison.any_model.trace.tables import _partners_by_place
 from tests.pairs_of_models import random_variables
 
 RNG = np.random.default_rng(0)
@@ -240,6 +241,32 @@ def test_a_table_of_positions_with_other_numbers_fails(wrong: Any) -> None:
 def test_a_base_is_known_to_the_rounding_of_its_frequencies(base: float, is_same: bool) -> None:
     other = np.arange(200)[:, None] / base ** (np.arange(8) / 8)
     assert compare_tables(np.sin(other), np.sin(ANGLES)).passed == is_same
+
+
+def wide_table(base: float, *positions: Any) -> Any:
+    """Return sines and cosines of each list of positions at 384 frequencies, side by side, as a ViT-B has them."""
+    angles = [np.asarray(each)[:, None] / base ** (np.arange(384) / 384) for each in positions]
+    return np.concatenate([part for each in angles for part in (np.sin(each), np.cos(each))], axis=1)
+
+
+# The positions of tokens, and a base that is not 10000 to the rounding of its frequencies.
+GRIDS: dict[str, tuple[Any, float]] = {
+    "50 tokens": ([np.arange(50)], 10000.1),
+    "5 tokens": ([np.arange(5)], 10000.3),
+    "7x7 tokens": (np.divmod(np.arange(49), 7), 10001.0),
+}
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_columns_of_a_table_are_no_positions(grid: str, is_same: bool) -> None:
+    """Column 700 is no position, whose angle would have been rounded 700 times as much."""
+    positions, other_base = GRIDS[grid]
+    table, other = wide_table(10000.0, *positions), wide_table(other_base, *positions)
+    if is_same:  # as if computed in float32
+        other = table * (1 + 4 * 2.0**-24 * RNG.uniform(-1, 1, other.shape))
+    for a, b in ((table, other), (table.T.copy(), other.T.copy())):
+        assert bool(list(_partners_by_place(a, [b]))) == is_same
 
 
 def test_biases_beside_a_mask_are_compared_as_closely_as_without_it() -> None:

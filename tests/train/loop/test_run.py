@@ -38,7 +38,7 @@ from train.jax import checkpoints
 from train.jax import engine as jax_engine
 from train.jax.engine import JaxEngine
 from train.jax.runtime import one_line_errors
-from train.loop import run_tables
+from train.loop import run_tables, session
 from train.loop.curves import draw_curves
 from train.loop.interruption import Interruption
 from train.loop.lineage import image_offset
