@@ -17,6 +17,7 @@ import numpy as np
 from parity.checkpoints.formats import hf_processor
 from parity.checkpoints.formats.format import Evidence, Fields
 from parity.checkpoints.formats.hf_classes import BACKBONE_FIELDS, check_class, stated_class
+from parity.checkpoints.formats.stored_constants import is_position_ids
 from parity.checkpoints.formats.tables import PLAIN_BLOCK
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
@@ -112,11 +113,13 @@ VISION_TOWER = """
     norm.bias               | @post_layernorm.bias                                 | width
 """
 
+_POSITION_IDS = r"(vision_model\.)?embeddings\.position_ids"
 TEXT_TOWER_KEYS = {
     r"text_model\..*|text_projection\.weight": "the text tower",
     r"logit_(scale|bias)": "scale or bias for the comparison of images with texts",
-    r"(vision_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, ...",
+    _POSITION_IDS: "the numbers 0, 1, 2, ...",
 }
+TEXT_TOWER_VALUES = {_POSITION_IDS: is_position_ids}
 MASK_TOKEN_KEY = {r"(\w+\.)?embeddings\.mask_token": "replaces masked patches in pre-training only"}
 VARIANT_SPELLINGS = {name: V5_SPELLINGS for name in ("v5", "v5-bare", "v5-gated", "v5-gated-bare")}
 

@@ -15,6 +15,7 @@ from parity.checkpoints.formats import get
 from parity.checkpoints.weights import Checkpoint, converted_arrays
 from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig
+from vit_spec.positions import relative_index
 
 VIT = ViTConfig(image_size=12, patch_size=4, width=12, depth=2, num_heads=3, mlp_dim=24, num_classes=5)
 BARE = VIT.replace(num_classes=0)
@@ -352,7 +353,8 @@ def test_the_index_of_relative_positions_in_old_files_is_not_read(tmp_path, pref
     index = f"{prefix}encoder.layer.0.attention.attention.relative_position_bias.relative_position_index"
     variant = "hf-beit:v4" if prefix else "hf-beit:v4-bare"
     config = CONFIGS["hf-beit"].replace(num_classes=5 if prefix else 0)
-    found = parity.load(file_without_metadata(tmp_path, config, variant, **{index: np.zeros((10, 10), np.int64)}))
+    values = relative_index(config.grid, config.num_prefix).astype(np.int64)
+    found = parity.load(file_without_metadata(tmp_path, config, variant, **{index: values}))
     assert found.format == variant
     assert [line for line in found.left if "numbers that follow from the grid of patches" in line]
 
