@@ -14,6 +14,7 @@ from typing import Any
 from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.tables import has_layer_scale
 from vit_spec import InputError, ViTConfig
 from vit_spec.models import IMAGENET
 
@@ -43,7 +44,7 @@ CONSTRAINTS: Fields = {
     "tokens.patch_bias": True,
     "positions.kind": "learned",
     "attention.proj_bias": True,
-    "norms.layer_scale": lambda config: config.norms.layer_scale or 1.0,
+    "norms.layer_scale": has_layer_scale,
     "head.pool": lambda config: "token_mean" if config.num_classes else ("token", "token_mean"),
     "head.hidden": None,
     "head.bias": True,

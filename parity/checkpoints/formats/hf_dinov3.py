@@ -11,6 +11,7 @@ import numpy as np
 from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.tables import has_layer_scale
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
 from vit_spec.models import IMAGENET
@@ -119,7 +120,7 @@ FORMAT = Format(
         "tokens.patch_bias": True,
         "positions.kind": "none",
         "positions.rotary": "dinov3",
-        "norms.layer_scale": lambda config: config.norms.layer_scale or 1.0,
+        "norms.layer_scale": has_layer_scale,
         "head.pool": "token",
         "head.hidden": None,
     },

@@ -318,6 +318,7 @@ OPTIONS = [
     ("hf-dinov2", {"mlp_dim": 16, "mlp": {"activation": "swiglu"}, "norms": {"layer_scale": 0.5}}),
     ("hf-dinov3", {"tokens": {"registers": 0}, "attention": {"qkv_bias": "qv"}, "mlp": {"activation": "swiglu"}}),
     ("hf-dinov3", {"attention": {"qkv_bias": "none", "proj_bias": False}, "positions": {"rotary_base": 50.0}}),
+    *((name, {"norms": {"layer_scale": 0.0}}) for name in ("hf-dinov2", "hf-dinov2-reg", "hf-dinov3")),
     ("hf-clip", {"num_classes": 0, "head": {"bias": True}, "mlp": {"activation": "quick_gelu"}}),
     ("hf-beit", {"num_classes": 0, "positions": {"kind": "learned", "relative_shared": True}}),
     ("hf-beit", {**CLASS_TOKEN, "positions": {"kind": "learned", "relative": "none"}, "mlp": {"activation": "relu"}}),
