@@ -28,6 +28,7 @@ from parity.checkpoints.wrappers import (
     nearest_prefix,
     unknown_prefix,
     without_common_path,
+    without_inner_modules,
 )
 from vit_spec import InputError
 
@@ -213,8 +214,9 @@ class _WrappedWeights:
         excused = {key for key in stored if any(each.matches(key, prefix, separator) for each in expressions)}
         read = {key: array for key, array in stored.items() if key in inside or key not in excused}
         self.is_wanted = not inside.keys() <= excused
-        self._arrays = {key.removeprefix(prefix): array for key, array in inside.items()}
-        self._excused = {key.removeprefix(prefix) for key in excused & inside.keys()}
+        names = dict(zip(inside, without_inner_modules([key.removeprefix(prefix) for key in inside]), strict=True))
+        self._arrays = {names[key]: array for key, array in inside.items()}
+        self._excused = {names[key] for key in excused & inside.keys()}
         self._ignored = ignored.by_pattern(stored, prefix, separator)
         self._ignored_by_table = by_table.by_pattern(stored, prefix, separator) if by_table is not None else {}
         self._others = classify_other_keys(read, prefix, separator)

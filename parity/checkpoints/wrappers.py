@@ -5,7 +5,7 @@ things beside them, such as optimizer state.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -32,6 +32,8 @@ WRAPPERS = (
     "model",
     "module",
     "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
     "params",
     "weights",
     "opt",
@@ -46,9 +48,11 @@ WRAPPERS = (
     "current_model_state",  # the weights beside averaged ones, in Lightning's callback WeightAveraging
 )
 
-# Wrappers that do not change the function of a model: modules of DistributedDataParallel and torch.compile, and, by
-# separator, dictionaries of training loops.  Within a key of PyTorch, a word such as "model" names a module, no dictionary.
-_LOOP_MODULES = ("module", "_orig_mod")
+# Modules that torch.compile, FullyShardedDataParallel and activation checkpointing put around any module of a model.
+_INNER_MODULES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Wrappers that do not change the function of a model: these, the module of DistributedDataParallel, and, by separator,
+# dictionaries of training loops.  Within a key of PyTorch, a word such as "model" names a module, no dictionary.
+_LOOP_MODULES = ("module", *_INNER_MODULES)
 _LOOP_DICTIONARIES = {
     ".": (
         "state_dict_ema",
@@ -147,6 +151,11 @@ def find_prefixes(keys: Mapping[str, Any], separator: str, strip: str | None = N
     projections = _patch_projection_keys(separator, revision())
     ordered = sorted(found, key=lambda prefix: found[prefix])
     fitting = [prefix for prefix in ordered if any(prefix + key in keys for key in projections)]
+    if not fitting:
+        inside = {
+            prefix: without_inner_modules([key.removeprefix(prefix) for key in _below(keys, prefix)]) for prefix in ordered
+        }
+        fitting = [prefix for prefix in ordered if not projections.isdisjoint(inside[prefix])]
     if not fitting and (aliases := _projection_aliases(separator, revision())):
         fitting = [prefix for prefix in ordered if any(aliases.match(key, len(prefix)) for key in _below(keys, prefix))]
     return fitting[:_MAX_PREFIXES]
@@ -154,6 +163,16 @@ def find_prefixes(keys: Mapping[str, Any], separator: str, strip: str | None = N
 
 def _below(keys: Iterable[str], prefix: str) -> Iterator[str]:
     return (key for key in keys if key.startswith(prefix))
+
+
+def without_inner_modules(keys: Sequence[str]) -> list[str]:
+    """Return keys without the modules that torch.compile, FSDP and checkpointing put around modules within a model.
+
+    `keys` are the keys of a model, without wrappers in front.  They are returned unchanged if two would become the same.
+    """
+    pattern = rf"(?<![^.])(?:{'|'.join(_INNER_MODULES)})\."
+    names = [re.sub(pattern, "", key) for key in keys]
+    return names if len(set(names)) == len(names) else list(keys)
 
 
 @cache

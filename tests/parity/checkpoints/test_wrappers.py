@@ -1,6 +1,7 @@
 """Wrappers of training scripts, and the keys beside a model: known, given by --strip and --ignore, or refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,51 @@ def test_wrappers_of_training_scripts_are_removed_without_an_assumption(
 ) -> None:
     checkpoint = parity.load(save(tmp_path, wrap(state)))
     assert same_weights(checkpoint, state) and not assumed(checkpoint)
+
+
+def test_compiled_blocks_are_read(tmp_path: Path, state: State) -> None:
+    model = vit_torch.ViT(CONFIG)
+    model.load_state_dict(state)
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = torch.compile(block, backend="eager")
+    compiled = model.state_dict()
+    assert "blocks.0._orig_mod.norm1.weight" in compiled
+    checkpoint = parity.load(save(tmp_path, compiled))
+    assert same_weights(checkpoint, state) and not assumed(checkpoint)
+
+
+# Words that modules around a module put into keys -> where they are.
+AROUND_MODULES: dict[str, tuple[str, str]] = {
+    "FSDP": ("_fsdp_wrapped_module.", r"^|(?<=blocks\.\d\.)"),
+    "checkpointing": ("_checkpoint_wrapped_module.", r"(?<=blocks\.1\.)|(?<=mlp\.)"),
+    "both": ("_fsdp_wrapped_module._checkpoint_wrapped_module.", r"(?<=blocks\.0\.)"),
+    "every module": ("_orig_mod.", r"(?<=\.)"),
+    "the projection": ("_orig_mod.", r"(?<=patch_embed\.)"),
+    "in a wrapper": ("_orig_mod.", r"^|(?<=attn\.)"),
+}
+
+
+@pytest.mark.parametrize("case", AROUND_MODULES)
+def test_modules_around_modules_of_the_model_add_nothing(tmp_path: Path, state: State, case: str) -> None:
+    words, places = AROUND_MODULES[case]
+
+    def save_wrapped(state: State) -> Path:
+        wrapped = {re.sub(places, words, key): tensor for key, tensor in state.items()}
+        assert wrapped.keys() != state.keys()
+        return save(tmp_path, {"state_dict": add_prefix("module.", wrapped)} if case == "in a wrapper" else wrapped)
+
+    checkpoint = parity.load(save_wrapped(state))
+    assert same_weights(checkpoint, state) and not assumed(checkpoint)
+    path = save_wrapped({**state, "blocks.0.adapter.weight": torch.ones(3)})
+    with pytest.raises(InputError, match=r"unexpected blocks\.0\.adapter\.weight"):
+        parity.load(path)
+    assert same_weights(parity.load(path, ignore=[r".*adapter\.weight"]), state)
+
+
+def test_a_model_beside_its_copy_with_such_modules_is_not_merged_with_it(tmp_path: Path, state: State) -> None:
+    copy = {key.replace("blocks.0.", "blocks.0._orig_mod."): tensor + 1 for key, tensor in state.items()}
+    with pytest.raises(InputError, match=r"unexpected blocks\.0\._orig_mod\."):
+        parity.load(save(tmp_path, {**copy, **state}))
 
 
 @pytest.mark.parametrize("averaged", ["ema_state_dict", "ema_params"])
