@@ -88,6 +88,7 @@ def config_reader(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fie
             output = hf_classes.CLASSES.get(hf_classes.stated_class(evidence))
             classifies = "head.weight" in evidence.axes or output == hf_classes.CLASSIFIED
             fields["head.pool"] = "token_mean" if classifies else "token"
+            fields |= hf.gate_fields(evidence, content, "use_swiglu_ffn")
             fields["mlp_dim"] = mlp_width(content)
             fields["norms.layer_scale"] = content["layerscale_value"]
         return fields

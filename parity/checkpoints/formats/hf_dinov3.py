@@ -67,6 +67,7 @@ def read_config(evidence: Evidence) -> Fields:
             raise InputError(
                 f"its config.json says hidden_act {content['hidden_act']!r} for a gated MLP: only 'silu' is supported"
             )
+        fields |= hf.gate_fields(evidence, content, "use_gated_mlp")
         biases = tuple(bool(content[f"{name}_bias"]) for name in ("query", "key", "value"))
         if biases not in _BIASES:
             raise InputError(
