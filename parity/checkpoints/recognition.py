@@ -300,6 +300,11 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
         return named
     kind = str(config.get("model_type", ""))
     known = list(dict.fromkeys(each for other in formats() for each in get(other).model_types))
+    if kind == "timm_wrapper":
+        raise InputError(
+            "its config.json is that of transformers' TimmWrapper: save the model inside it by timm.models.save_for_hf("
+            "model.timm_model, FOLDER, model_args=model.config.model_args), or move the weights away from config.json"
+        )
     if kind and kind not in known:
         raise InputError(
             f"its config.json is of model_type {kind!r}, which is not a known ViT; known are {', '.join(known)}"

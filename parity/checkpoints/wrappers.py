@@ -43,6 +43,7 @@ WRAPPERS = (
     "backbone",
     "encoder",
     "vit",
+    "timm_model",  # in transformers' TimmWrapper
     "net",
     "student",
     "current_model_state",  # the weights beside averaged ones, in Lightning's callback WeightAveraging

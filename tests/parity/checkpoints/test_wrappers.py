@@ -155,12 +155,21 @@ def test_the_weights_that_lightning_averages_are_preferred_to_the_current_ones(t
     assert assumed(checkpoint)["weights"].startswith("state_dict.model not current_model_state,")
 
 
-@pytest.mark.parametrize("prefix", ["vit.", "model.vit.", "module.vit.", "weights."])
+@pytest.mark.parametrize("prefix", ["vit.", "model.vit.", "module.vit.", "weights.", "timm_model."])
 def test_a_wrapper_that_may_be_a_module_is_reported_as_one(tmp_path: Path, state: State, prefix: str) -> None:
     checkpoint = parity.load(save(tmp_path, add_prefix(prefix, state)))
     module = prefix.removeprefix("module.").removesuffix(".")
     assert same_weights(checkpoint, state)
     assert f"the module that contains {module!r}" in assumed(checkpoint)["code around the model"]
+
+
+def test_a_folder_of_transformers_timm_wrapper_is_refused_with_what_works(tmp_path: Path, state: State) -> None:
+    path = save(tmp_path, add_prefix("timm_model.", state))
+    content = {"model_type": "timm_wrapper", "architecture": "vit_base_patch16_224", "model_args": {}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"TimmWrapper: save the model inside it by timm\.models\.save_for_hf\(") as caught:
+        parity.load(path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["weights.weight", "weights", "vit.proj.weight", "vit.scale", "weights.0", "model_state"])
