@@ -110,7 +110,7 @@ _AGGREGATES_OR_SCALES = _AGGREGATES | {"weight", "total"}
 _LOSS = re.compile(r"(\w+_)?(criterion|loss(es)?|loss_(fn|func|function)|bce|cross_entropy)")
 _LOSS_BUFFERS = frozenset(("weight", "pos_weight", "weights", "class_weights", "alpha", "center"))
 
-_CLASSIFIERS = ("head", "classifier", "fc")  # modules beside a backbone that are read as its classifier
+CLASSIFIERS = ("head", "classifier", "fc")  # modules beside a backbone that are read as its classifier
 
 _PRIORITY = {word: n for n, word in enumerate(WRAPPERS)}
 _MAX_KEY_WORDS = 8  # the key of a patch projection has at most this many words
@@ -286,7 +286,7 @@ def find_classifier(unknown: Iterable[str], prefix: str, separator: str) -> str:
     """
     words, keys = prefix.removesuffix(separator).split(separator), set(unknown)
     around = ["".join(f"{word}{separator}" for word in words[:count]) for count in range(len(words))] if prefix else []
-    paths = [f"{outer}{name}" for outer in around for name in _CLASSIFIERS]
+    paths = [f"{outer}{name}" for outer in around for name in CLASSIFIERS]
     found = [path for path in paths if any(f"{path}{separator}{leaf}" in keys for leaf in WEIGHT_LEAVES)]
     return found[0] if len(found) == 1 else ""
 

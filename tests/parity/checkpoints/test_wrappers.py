@@ -242,23 +242,26 @@ def flatten(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...]
 
 
 WEIGHT, BIAS = torch.ones(CONFIG.num_classes, CONFIG.width), torch.ones(CONFIG.num_classes)
-NO_CLASSIFIERS: dict[str, tuple[State, str]] = {  # further keys, and the one that is refused
-    "a norm": ({"head.weight": torch.ones(64), "head.bias": torch.ones(64)}, "head.weight"),
-    "a convolution": ({"head.weight": torch.ones(7, 64, 1), "head.bias": BIAS}, "head.weight"),
-    "an MLP": ({"head.0.weight": WEIGHT, "head.0.bias": BIAS, "head.2.weight": WEIGHT}, "head.0.weight"),
-    "another word": ({"projector.weight": WEIGHT, "projector.bias": BIAS}, "projector.weight"),
-    "a bias alone": ({"head.bias": BIAS}, "head.bias"),
-    "two classifiers": ({"head.weight": WEIGHT, "fc.weight": WEIGHT}, "head.weight"),
-    "two levels": ({"head.weight": WEIGHT, "model.head.weight": WEIGHT}, "head.weight"),
-    "a further parameter": ({"head.weight": WEIGHT, "head.bias": BIAS, "head.scale": torch.ones(())}, "head.scale"),
-    "a norm between": ({"head.weight": WEIGHT, "neck.weight": torch.ones(64)}, "neck.weight"),
+NO_CLASSIFIERS: dict[str, tuple[State, str]] = {  # further keys, and words of the message
+    "a norm": ({"head.weight": torch.ones(64), "head.bias": torch.ones(64)}, "unexpected head.weight"),
+    "a convolution": ({"head.weight": torch.ones(7, 64, 1), "head.bias": BIAS}, "unexpected head.weight"),
+    "an MLP": ({"head.0.weight": WEIGHT, "head.0.bias": BIAS, "head.2.weight": WEIGHT}, "only weights without head"),
+    "another word": ({"projector.weight": WEIGHT, "projector.bias": BIAS}, "unexpected projector.weight"),
+    "a bias alone": ({"head.bias": BIAS}, "unexpected head.bias"),
+    "two classifiers": ({"head.weight": WEIGHT, "fc.weight": WEIGHT}, "unexpected head.weight"),
+    "two levels": ({"head.weight": WEIGHT, "model.head.weight": WEIGHT}, "unexpected head.weight"),
+    "a further parameter": (
+        {"head.weight": WEIGHT, "head.bias": BIAS, "head.scale": torch.ones(())},
+        "unexpected head.scale",
+    ),
+    "a norm between": ({"head.weight": WEIGHT, "neck.weight": torch.ones(64)}, "unexpected neck.weight"),
 }
 
 
 @pytest.mark.parametrize("case", NO_CLASSIFIERS)
 def test_what_may_be_no_classifier_of_the_backbone_is_refused(tmp_path: Path, features: State, case: str) -> None:
-    more, key = NO_CLASSIFIERS[case]
-    with pytest.raises(InputError, match=f"unexpected {key}"):
+    more, words = NO_CLASSIFIERS[case]
+    with pytest.raises(InputError, match=words):
         parity.load(save(tmp_path, {**add_prefix("model.backbone.", features), **more}))
 
 
