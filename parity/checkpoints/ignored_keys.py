@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from parity.checkpoints.wrappers import without_common_path
+from parity.checkpoints.wrappers import without_common_path, without_inner_modules
 from vit_spec import InputError
 
 _CHILD = Path(__file__).with_name("ignored_keys_child.py")
@@ -64,8 +64,12 @@ class IgnoredKeys:
 
 
 def _names(key: str, prefix: str, separator: str) -> tuple[str, ...]:
-    """Return a key, and what remains of it without the prefix of the weights, or without the words that both have."""
-    return key, key.removeprefix(prefix), without_common_path(key, prefix, separator)
+    """Return a key, and what remains of it without the prefix of the weights, or without the words that both have.
+
+    The last is the key as messages name it, without modules such as that of torch.compile within the model.
+    """
+    rest = key.removeprefix(prefix)
+    return key, rest, without_common_path(key, prefix, separator), *without_inner_modules([rest])
 
 
 def matched_keys(patterns: Sequence[str], keys: Iterable[str], source: str = "") -> Mapping[str, frozenset[str]]:

@@ -14,13 +14,13 @@ from parity.checkpoints.containers import Contents, folders
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.containers.shards import INDEX
 from parity.checkpoints.format_file import parse_format
-from parity.checkpoints.formats import Fields, add_version, hf_processor
+from parity.checkpoints.formats import Fields, Format, add_version, hf_processor
 from parity.checkpoints.formats import get as get_format
 from parity.checkpoints.formats.format import Definition, digest, no_files
 from parity.checkpoints.recognition import Match, join_keys, recognise
 from parity.checkpoints.sidecar import read_own_notes
 from parity.checkpoints.unreadable import describe_unreadable
-from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, validate
+from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, check_ignored_values, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
 
 WEIGHTS_FILE = folders.RUN_FILE  # the weights in a run folder
@@ -109,12 +109,14 @@ def build_checkpoint(
         config, assumed = override_fields(config, given)
         assumed = (*metadata.read_assumptions(notes, config, given), *assumed)
         found = Checkpoint(config, name, arrays, contents.container, assumed)
+        _check_duplicates(get_format(name), config, arrays)
     else:
         _check_extra_state(notes)
         matches = recognise(contents.arrays, notes, format, strip, ignore)
         match, config, assumed = first_valid_match(matches, given)
         name = match.format.full_name(config)
-        _check_duplicates(match, config)
+        check_ignored_values(match.format, config, match.evidence.ignored_arrays)
+        _check_duplicates(match.format, config, {**match.evidence.ignored_arrays, **match.arrays})
         left = [*match.unread, *_empty_arrays(contents)]
         if match.format.definition:
             _check_constants(match, match.format.definition, contents)
@@ -249,16 +251,16 @@ def _check_extra_state(notes: Mapping[str, Any]) -> None:
             )
 
 
-def _check_duplicates(match: Match, config: ViTConfig) -> None:
+def _check_duplicates(format: Format, config: ViTConfig, arrays: Mapping[str, StoredArray]) -> None:
     """Raise InputError if the second copy of a parameter has other bits than the first, so that it is not ignored.
 
     The copies are one array in the module that wrote the file.  If they differ, the file does not say which is right.
     """
-    first_keys = match.format.layouts(config)
-    for name, layout in match.format.duplicate_layouts(config).items():
+    first_keys = format.layouts(config)
+    for name, layout in format.duplicate_layouts(config).items():
         for key, second_key in zip(first_keys[name].keys(config.sizes), layout.keys(config.sizes), strict=True):
-            first, second = match.arrays[key], match.evidence.ignored_arrays.get(second_key)
-            if second is not None and not _is_equal(first, second):
+            first, second = arrays.get(key), arrays.get(second_key)
+            if first is not None and second is not None and not _is_equal(first, second):
                 raise InputError(f"{second_key} differs from {key}, of which it is a copy: remove the wrong one")
 
 

@@ -18,8 +18,9 @@ from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.ignored_keys import IgnoredKeys
 from parity.checkpoints.layout import KERAS_GROUPS, NNX_VALUES
 from parity.checkpoints.table_matching import KeyIndex, match_lines, solve_sizes
-from parity.checkpoints.unreadable import describe_unreadable
+from parity.checkpoints.unreadable import describe_reparametrized, describe_unreadable
 from parity.checkpoints.wrappers import (
+    CLASSIFIERS,
     classify_other_keys,
     enclosing_module,
     find_classifier,
@@ -28,6 +29,7 @@ from parity.checkpoints.wrappers import (
     nearest_prefix,
     unknown_prefix,
     without_common_path,
+    without_inner_modules,
 )
 from vit_spec import InputError
 
@@ -163,6 +165,9 @@ def recognise(
     if not fitting:
         if what := describe_unreadable(arrays):
             raise InputError(what)
+        keys = _unexpected(_nearest(matches)) if matches else [".".join(path) for path in arrays]
+        if what := describe_reparametrized(set(keys)):
+            raise InputError(what)
         _raise_if_unsupported(candidates, arrays)
         for match in matches[:1]:
             if match.format.matches_config_file(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
@@ -213,8 +218,9 @@ class _WrappedWeights:
         excused = {key for key in stored if any(each.matches(key, prefix, separator) for each in expressions)}
         read = {key: array for key, array in stored.items() if key in inside or key not in excused}
         self.is_wanted = not inside.keys() <= excused
-        self._arrays = {key.removeprefix(prefix): array for key, array in inside.items()}
-        self._excused = {key.removeprefix(prefix) for key in excused & inside.keys()}
+        names = dict(zip(inside, without_inner_modules([key.removeprefix(prefix) for key in inside]), strict=True))
+        self._arrays = {names[key]: array for key, array in inside.items()}
+        self._excused = {names[key] for key in excused & inside.keys()}
         self._ignored = ignored.by_pattern(stored, prefix, separator)
         self._ignored_by_table = by_table.by_pattern(stored, prefix, separator) if by_table is not None else {}
         self._others = classify_other_keys(read, prefix, separator)
@@ -298,6 +304,11 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
         return named
     kind = str(config.get("model_type", ""))
     known = list(dict.fromkeys(each for other in formats() for each in get(other).model_types))
+    if kind == "timm_wrapper":
+        raise InputError(
+            "its config.json is that of transformers' TimmWrapper: save the model inside it by timm.models.save_for_hf("
+            "model.timm_model, FOLDER, model_args=model.config.model_args), or move the weights away from config.json"
+        )
     if kind and kind not in known:
         raise InputError(
             f"its config.json is of model_type {kind!r}, which is not a known ViT; known are {', '.join(known)}"
@@ -411,6 +422,40 @@ def _raise_if_unsupported(candidates: list[Format], arrays: Iterable[KeyPath]) -
                 raise InputError(f"{key}, of format {format.name}: {what}, which ViTConfig cannot express")
 
 
+def _nearest(matches: Sequence[Match]) -> Match:
+    """Return the match with the fewest mismatches."""
+    return min(matches, key=lambda match: (len(match.mismatches), -len(match.arrays)))
+
+
+def _unexpected(match: Match) -> list[str]:
+    """Return the keys that a format does not have."""
+    return [line.removeprefix(_UNEXPECTED) for line in match.mismatches if line.startswith(_UNEXPECTED)]
+
+
+def _replaced_classifier(match: Match) -> str:
+    """Return what to do if only the layers of a torch.nn.Sequential in the place of the classifier differ; else ""."""
+    keys, paths = _unexpected(match), dict[str, str]()  # path of a sequence -> path of the classifier
+    for layout in match.format.table_layouts(match.format.variant).get("head.weight", ()):
+        own = layout.key.rpartition(".")[0]
+        paths |= {own: own, own.rpartition(".")[0]: own}  # torchvision's classifier is the layer heads.head of a sequence
+    for path, own in [*paths.items(), *zip(CLASSIFIERS, CLASSIFIERS, strict=True)]:
+        found = [each for key in keys if (each := re.fullmatch(rf"(.*\.)?{re.escape(path)}\.(\d+)\.(\w+)", key))]
+        if not path or not found or len(found) < len(match.mismatches):
+            continue
+        layers = list(dict.fromkeys(each[2] for each in found))
+        if len(layers) > 1 or not {each[3] for each in found} <= {"weight", "bias"}:
+            return (
+                f"its classifier {path} has parameters in its layers {', '.join(layers)}, but ViTConfig has one linear "
+                f"layer: only weights without {path}.* can be read"
+            )
+        renames = " and ".join(f"{each[0]} to {each[1] or ''}{own}.{each[3]}" for each in found)
+        return (
+            f"its classifier {path} is a sequence of layers: if the others do nothing at inference, as dropout, rename "
+            f"{renames}, and save the weights again"
+        )
+    return ""
+
+
 def _no_format_message(
     matches: list[Match], arrays: Mapping[KeyPath, StoredArray], name: str | None, notes: Mapping[str, Any]
 ) -> str:
@@ -436,7 +481,9 @@ def _no_format_message(
             if prefix := unknown_prefix(join_keys(arrays, separator), separator):
                 return f"{which}: {some}; --strip {prefix} reads the model that begins there"
         return f"{which}: {some or 'there are none'}; `python -m parity formats` lists the formats and where their keys are"
-    best = min(matches, key=lambda match: (len(match.mismatches), -len(match.arrays)))
+    best = _nearest(matches)
+    if what := _replaced_classifier(best):
+        return what
     shown = "; ".join(best.mismatches[:20]) + (
         f"; and {len(best.mismatches) - 20} more" if len(best.mismatches) > 20 else ""
     )

@@ -1,4 +1,4 @@
-"""Weights that cannot be read as they are, named with what to do: adapters, and quantized weights.
+"""Weights that cannot be read as they are, named with what to do: adapters, quantized and reparametrized weights.
 
 The keys and dtypes are those that these libraries write:
 
@@ -10,10 +10,11 @@ The keys and dtypes are those that these libraries write:
 - HQQ 0.2.8: HQQLinear (W_q); torchao 0.18: flatten_tensor_state_dict (_weight_qdata); optimum-quanto 0.2.7: weight._data.
 - compressed-tensors 0.20, and float8 of vLLM, DeepSeek-V3 and ComfyUI: weight_scale, weight_scale_inv, input_scale,
   scale_weight.
+- PyTorch 2.13: torch.nn.utils.parametrize, and weight_norm, spectral_norm and prune of torch.nn.utils.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 
@@ -31,6 +32,29 @@ _QUANTIZED = {
 }
 _SCALES = ("weight_scale", "weight_scale_inv", "scale_inv", "input_scale", "scale_weight")
 _DEQUANTIZE = "save the dequantized weights with the library that wrote them, or fetch those from before the quantization"
+# A key of PyTorch from which a parameter is computed -> the end of the key beside it, what it shows, and the function that
+# replaces both by the parameter.
+_REPARAMETRIZED = (
+    (r"(.*\.)?parametrizations\.\w+\.original\d*", "", "parametrizations", "parametrize.remove_parametrizations"),
+    (r"(.*\.)?\w+_orig", "_mask", "pruning", "prune.remove"),
+    (r"(.*\.)?\w+_orig", "_u", "spectral_norm", "remove_spectral_norm"),
+    (r"(.*\.)?\w+_g", "_v", "weight_norm", "remove_weight_norm"),
+)
+
+
+def describe_reparametrized(keys: Collection[str]) -> str:
+    """Return what PyTorch computes the parameters of a model from and what to do, in one line, or "" if it does not.
+
+    keys: the keys that no table has.
+    """
+    for pattern, end, what, function in _REPARAMETRIZED:
+        for key in sorted(keys):
+            if re.fullmatch(pattern, key) and (not end or f"{key.rpartition('_')[0]}{end}" in keys):
+                return (
+                    f"{key} shows {what} of PyTorch, which computes a parameter from several arrays: call "
+                    f"torch.nn.utils.{function} on each such module, and save the weights again"
+                )
+    return ""
 
 
 def describe_unreadable(arrays: Mapping[KeyPath, StoredArray]) -> str:

@@ -211,11 +211,8 @@ def validate(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
             wrong["of a wrong dtype"].append(f"{layout.key} is {' and '.join(sorted(seen))}, expected one of them")
         if seen:
             dtypes[parameter] = FLOAT_DTYPES[min(seen)]
-    extra = [
-        key
-        for key in arrays
-        if key not in expected and not any(re.fullmatch(p, key) for p in format.ignored_keys_of_variant)
-    ]
+    others = [key for key in arrays if key not in expected]
+    extra = [key for key in others if not any(re.fullmatch(p, key) for p in format.ignored_keys_of_variant)]
     wrong["unexpected"] = [f"{key!r} {_shape_and_dtype(arrays[key])[0] or ''}".strip() for key in extra]
 
     if not wrong["misshapen"] and not wrong["missing"]:  # else a hostile config may give arrays of any size
@@ -225,7 +222,31 @@ def validate(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
             f"these weights do not match the config in format {format.name!r}: {'. '.join(lists)}. "
             f"Give the config and the format that they were made with, or correct these keys"
         )
+    check_ignored_values(format, config, {key: arrays[key] for key in others})
     return dtypes
+
+
+def check_ignored_values(format: Format, config: ViTConfig, arrays: Mapping[str, Any]) -> None:
+    """Check that arrays are what the reason says for which a format ignores them, if it is about their values.
+
+    Args:
+        format: the format of the arrays.
+        config: the model.
+        arrays: arrays that are not parameters of the model, by key.
+
+    Raises:
+        InputError: an array has other values, so the model may be another one than the config describes.
+    """
+    # No such array is larger than a table of all pairs of tokens, a value for each, or the classifier's bias.
+    largest = max(config.num_tokens * max(config.num_tokens, config.width), config.num_classes)
+    for pattern, has_values in format.ignored_values.items():
+        for key in sorted(key for key in arrays if re.fullmatch(pattern, key)):
+            shape, _ = _shape_and_dtype(arrays[key])
+            if shape is None or prod(shape) > largest or not has_values(_to_numpy(arrays[key]), config):
+                raise InputError(
+                    f"{key} of format {format.name!r} has other values than expected ({format.ignored_keys[pattern]}), so "
+                    f"it cannot be ignored: give the config that it was made with, or correct {key}"
+                )
 
 
 def converted_arrays(checkpoint: Checkpoint, to: str) -> Iterator[tuple[str, Array]]:

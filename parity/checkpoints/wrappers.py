@@ -5,7 +5,7 @@ things beside them, such as optimizer state.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -32,6 +32,8 @@ WRAPPERS = (
     "model",
     "module",
     "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
     "params",
     "weights",
     "opt",
@@ -41,14 +43,17 @@ WRAPPERS = (
     "backbone",
     "encoder",
     "vit",
+    "timm_model",  # in transformers' TimmWrapper
     "net",
     "student",
     "current_model_state",  # the weights beside averaged ones, in Lightning's callback WeightAveraging
 )
 
-# Wrappers that do not change the function of a model: modules of DistributedDataParallel and torch.compile, and, by
-# separator, dictionaries of training loops.  Within a key of PyTorch, a word such as "model" names a module, no dictionary.
-_LOOP_MODULES = ("module", "_orig_mod")
+# Modules that torch.compile, FullyShardedDataParallel and activation checkpointing put around any module of a model.
+_INNER_MODULES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Wrappers that do not change the function of a model: these, the module of DistributedDataParallel, and, by separator,
+# dictionaries of training loops.  Within a key of PyTorch, a word such as "model" names a module, no dictionary.
+_LOOP_MODULES = ("module", *_INNER_MODULES)
 _LOOP_DICTIONARIES = {
     ".": (
         "state_dict_ema",
@@ -105,7 +110,7 @@ _AGGREGATES_OR_SCALES = _AGGREGATES | {"weight", "total"}
 _LOSS = re.compile(r"(\w+_)?(criterion|loss(es)?|loss_(fn|func|function)|bce|cross_entropy)")
 _LOSS_BUFFERS = frozenset(("weight", "pos_weight", "weights", "class_weights", "alpha", "center"))
 
-_CLASSIFIERS = ("head", "classifier", "fc")  # modules beside a backbone that are read as its classifier
+CLASSIFIERS = ("head", "classifier", "fc")  # modules beside a backbone that are read as its classifier
 
 _PRIORITY = {word: n for n, word in enumerate(WRAPPERS)}
 _MAX_KEY_WORDS = 8  # the key of a patch projection has at most this many words
@@ -147,6 +152,11 @@ def find_prefixes(keys: Mapping[str, Any], separator: str, strip: str | None = N
     projections = _patch_projection_keys(separator, revision())
     ordered = sorted(found, key=lambda prefix: found[prefix])
     fitting = [prefix for prefix in ordered if any(prefix + key in keys for key in projections)]
+    if not fitting:
+        inside = {
+            prefix: without_inner_modules([key.removeprefix(prefix) for key in _below(keys, prefix)]) for prefix in ordered
+        }
+        fitting = [prefix for prefix in ordered if not projections.isdisjoint(inside[prefix])]
     if not fitting and (aliases := _projection_aliases(separator, revision())):
         fitting = [prefix for prefix in ordered if any(aliases.match(key, len(prefix)) for key in _below(keys, prefix))]
     return fitting[:_MAX_PREFIXES]
@@ -154,6 +164,16 @@ def find_prefixes(keys: Mapping[str, Any], separator: str, strip: str | None = N
 
 def _below(keys: Iterable[str], prefix: str) -> Iterator[str]:
     return (key for key in keys if key.startswith(prefix))
+
+
+def without_inner_modules(keys: Sequence[str]) -> list[str]:
+    """Return keys without the modules that torch.compile, FSDP and checkpointing put around modules within a model.
+
+    `keys` are the keys of a model, without wrappers in front.  They are returned unchanged if two would become the same.
+    """
+    pattern = rf"(?<![^.])(?:{'|'.join(_INNER_MODULES)})\."
+    names = [re.sub(pattern, "", key) for key in keys]
+    return names if len(set(names)) == len(names) else list(keys)
 
 
 @cache
@@ -266,7 +286,7 @@ def find_classifier(unknown: Iterable[str], prefix: str, separator: str) -> str:
     """
     words, keys = prefix.removesuffix(separator).split(separator), set(unknown)
     around = ["".join(f"{word}{separator}" for word in words[:count]) for count in range(len(words))] if prefix else []
-    paths = [f"{outer}{name}" for outer in around for name in _CLASSIFIERS]
+    paths = [f"{outer}{name}" for outer in around for name in CLASSIFIERS]
     found = [path for path in paths if any(f"{path}{separator}{leaf}" in keys for leaf in WEIGHT_LEAVES)]
     return found[0] if len(found) == 1 else ""
 

@@ -84,8 +84,10 @@ all of them. Confirm or correct an assumption by `--set norms.eps=1e-5`, in Pyth
 model = vit_torch.load("vit.pth", format="timm", given={{"norms.eps": 1e-5, "num_heads": 6}})
 ```
 
-A table of constants in a file (fixed sinusoids, rotary periods) must equal the table that this project computes. A
-table of lower precision than the weights is accepted and reported as an assumption; any other table is refused.
+A table of constants in a file (fixed sinusoids, rotary periods, the index of relative positions, `position_ids`, the zeros
+of a classifier without a bias) must equal the table that this project computes. A table of sinusoids or periods may have a
+lower precision than the weights, which is reported as an assumption; any other table is refused. The index of relative
+positions also shows the image size, which the number of its offsets may leave open.
 
 ## Wrappers
 
@@ -93,6 +95,9 @@ A wrapper is a dictionary around the weights, or a word in front of every key. T
 and the first that a file has is preferred:
 
 {wrappers}
+
+The modules of torch.compile, FSDP and activation checkpointing (`_orig_mod` and the two after it) are also removed within
+keys, as in `blocks.0._orig_mod.norm1.weight`.
 
 `--strip PREFIX` adds one. A wrapper that is not the dictionary of a training loop is a module around the model, and what
 its code does is an assumption. A key beside the weights is:

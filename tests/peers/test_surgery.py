@@ -78,6 +78,25 @@ def test_the_patch_projection_is_resampled_as_in_timm(mode):
         assert is_equal(parameter(after, "patch_embed.proj.weight"), theirs)
 
 
+@pytest.mark.parametrize("name", ["vit_small_patch16_224", "flexivit_small"])
+def test_a_model_of_timm_is_resized_as_timm_resizes_it_when_it_loads_it(tmp_path, name):
+    """timm loads FlexiViTs with bilinear tables of positions and of patches, and others with bicubic ones."""
+    sizes = {"embed_dim": 12, "depth": 1, "num_heads": 3, "num_classes": 5}
+    with peers.float64():
+        model = timm.create_model(name, img_size=64, patch_size=16, **sizes)
+        peers.fill(model, np.random.default_rng(0))
+        timm.models.save_for_hf(
+            model, tmp_path, model_args=sizes | {"img_size": 64, "patch_size": 16}, safe_serialization=True
+        )
+        file = {"file": str(tmp_path / "model.safetensors"), "hf_hub_id": None, "num_classes": 5}
+        resized = {"img_size": (60, 72), "patch_size": 12, "pretrained": True, "pretrained_cfg_overlay": file}
+        theirs = timm.create_model(name, **sizes, **resized)
+        after, _ = surgery.resize(parity.load(tmp_path), (60, 72), patch_size=12)
+        for key in ("patch_embed.proj.weight", "pos_embed"):
+            found, expected = parameter(after, key), theirs.state_dict()[key].numpy()
+            assert relrms(found, expected.reshape(found.shape)) < 1e-6  # timm resamples in float32
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_positions_are_resampled_as_in_timm(mode):
     kernel, antialias = MODES[mode]

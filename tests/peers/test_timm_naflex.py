@@ -81,6 +81,20 @@ def test_timm_opens_a_written_folder_and_computes_the_same_bits(saved: Any, name
         assert np.array_equal(model(torch.tensor(images)).numpy(), logits)
 
 
+def test_the_order_of_channels_in_a_patch_is_an_assumption_without_config_json(tmp_path: Path) -> None:
+    with float64():
+        arguments = {"depth": 1, "embed_dim": 16, "num_heads": 2, "pos_embed_grid_size": (2, 2), "patch_size": 4}
+        model = timm.create_model("naflexvit_base_patch16_gap", patchify_channels_last=False, **arguments).eval()
+        fill(model, rng_for("channels first"))
+        images = noise(rng_for("images"), (2, 3, 8, 8), 1.0)
+        logits = model(torch.tensor(images)).numpy()
+    torch.save(model.state_dict(), tmp_path / "bare.pth")
+    checkpoint = parity.load(tmp_path / "bare.pth", given={"num_heads": 2})
+    assert relrms(torch_logits(checkpoint, images), logits) > 1e-2
+    found = {each.field: each.value for each in checkpoint.assumed}
+    assert found["patch extraction"].endswith("; the channels of a pixel are adjacent")
+
+
 @pytest.mark.parametrize("name", ["gap", "parfac", "map", "sub_norms"])
 def test_the_gradients_of_the_twins_are_those_of_timm(saved: Any, name: str) -> None:
     path, images, _, _ = saved[name]

@@ -1,7 +1,6 @@
 """The parameter names of "Vision Transformers, Explained" (lanl/vision_transformers_explained), and its position table."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -9,9 +8,9 @@ import numpy as np
 import vit_spec
 from parity.checkpoints.formats import torch
 from parity.checkpoints.formats.article import article_format
-from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.formats.format import Evidence
 from parity.checkpoints.layout import Array
-from vit_spec import InputError, ViTConfig
+from vit_spec import ViTConfig
 from vit_spec.positions import sincos_1d
 
 TABLE = """
@@ -46,17 +45,6 @@ def position_table(config: ViTConfig) -> Array:
     return vit_spec.position_table(config, config.grid)[0]
 
 
-def read_config(evidence: Evidence) -> Fields:
-    """Return the fields that the article fixes, and check that the position table in the file is the article's.
-
-    Raises:
-        InputError: another position table.
-    """
-    if "backbone.pos_embed" in evidence.ignored_arrays and not any(_is_within_rounding(evidence, name) for name in EPSILON):
-        raise InputError("its backbone.pos_embed is not the article's table of sinusoids: it cannot be read")
-    return _ARTICLE.read_config(evidence)
-
-
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
     """Return the assumptions about what no tensor shows.
 
@@ -64,40 +52,46 @@ def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
     """
     found = dict(torch.assumed_behaviour(evidence))
     stored = evidence.ignored_arrays.get("backbone.pos_embed")
-    if stored is not None and not _is_within_rounding(evidence, stored.dtype.name):
-        error = _table_errors(evidence).max()
+    width = evidence.sizes["width"]
+    if stored is not None and not _is_within_rounding(np.asarray(stored), width, stored.dtype.name):
+        error = _table_errors(np.asarray(stored), width).max()
         found["position table"] = f"exact sinusoids; in the file, they are rounded by up to {error:.0e}"
     return found
 
 
-def _is_within_rounding(evidence: Evidence, dtype: str) -> bool:
-    """Return whether the table in the file is the article's, rounded to a dtype or computed in it.
+def is_position_table(array: Array, config: ViTConfig) -> bool:
+    """Return whether an array is the position table of a model, rounded to a dtype or computed in it."""
+    is_rounded = any(_is_within_rounding(array, config.width, name) for name in EPSILON)
+    return array.size == config.num_tokens * config.width and is_rounded
+
+
+def _is_within_rounding(array: Array, width: int, dtype: str) -> bool:
+    """Return whether an array is the article's table of this width, rounded to a dtype or computed in it.
 
     In a dtype with machine epsilon e, an angle a is computed as a (1 + O(e)), and the error of its sine is O(e) (1 + a).
     Measured for 65 to 1,025 positions, the constant is 0.25 for rounded values and at most 2.8 for values computed in the
     dtype.  The error of a table with another base is more than 100 times that of the coarsest dtype.
     """
-    errors = _table_errors(evidence)
-    width = errors.shape[1]
+    errors = _table_errors(array, width)
     angles = np.arange(len(errors))[:, None] / 10000.0 ** (np.arange(width) // 2 * 2 / width)
     return bool((errors <= 8 * EPSILON[dtype] * (1 + angles)).all())
 
 
-def _table_errors(evidence: Evidence) -> Array:
-    """Return the absolute error of each entry of the table in the file, (positions, width)."""
-    found, width = evidence.ignored_arrays["backbone.pos_embed"], evidence.sizes["width"]
-    expected = sincos_1d(found.size // width, width)
-    return np.abs(np.asarray(found).reshape(expected.shape).astype(np.float64) - expected)
+def _table_errors(array: Array, width: int) -> Array:
+    """Return the absolute error of each entry of a table, (positions, width)."""
+    expected = sincos_1d(array.size // width, width)
+    return np.abs(array.reshape(expected.shape).astype(np.float64) - expected)
 
 
-_ARTICLE = article_format(
+_TABLE_KEY = r"backbone\.pos_embed"
+
+FORMAT = article_format(
     "article_rectangular",
     "the article that predicts one number from a wide image",
     {"": TABLE},
     ("in_channels", "image_size"),
     assumed_behaviour=assumed_behaviour,
-    ignored_keys={r"backbone\.pos_embed": "the fixed position table, which is computed"},
+    ignored_keys={_TABLE_KEY: "the fixed position table, which is computed"},
+    ignored_values={_TABLE_KEY: is_position_table},
     constants={"backbone.pos_embed | 1 token width": position_table},
 )
-
-FORMAT = replace(_ARTICLE, read_config=read_config)

@@ -11,7 +11,7 @@ from parity.checkpoints.formats.article import article_format
 from parity.checkpoints.formats.format import Evidence, Fields
 from parity.checkpoints.formats.torch import assumed_behaviour
 from parity.checkpoints.layout import Array
-from vit_spec import InputError, get
+from vit_spec import InputError, ViTConfig, get
 from vit_spec.positions import rotary_axial
 
 TABLE = """
@@ -79,22 +79,43 @@ def _fields_of_rotary_tables(prefix: str, tables: Mapping[str, Array], width: in
         columns = round(float(angles[:, -1].max()) * base)
         if columns < 1 or (tokens - 1) % columns:
             continue
-        cos, sin = rotary_axial(((tokens - 1) // columns, columns), 2 * half, 1, base)
-        expected = {"x_cos": cos[:, :half], "y_cos": cos[:, half:], "x_sin": sin[:, :half], "y_sin": sin[:, half:]}
-        # The error of sines that were computed in the dtype or rounded to it: see `article_rectangular`.
-        allowed = 8 * precision * (1 + tokens / columns + columns)
+        expected, allowed = _expected_tables(tokens, columns, half, base, precision)
         if all(np.abs(found[name] - table).max() <= allowed for name, table in expected.items()):
             return {"positions.rotary_base": base, "num_heads": width // (2 * half)}
     raise refused
 
 
+def _expected_tables(tokens: int, columns: int, half: int, base: float, precision: float) -> tuple[dict[str, Array], float]:
+    """Return the four tables of a block, by name, and the largest error of tables of this precision."""
+    cos, sin = rotary_axial(((tokens - 1) // columns, columns), 2 * half, 1, base)
+    # The error of sines that were computed in the dtype or rounded to it: see `article_rectangular`.
+    allowed = 8 * precision * (1 + tokens / columns + columns)
+    return {"x_cos": cos[:, :half], "y_cos": cos[:, half:], "x_sin": sin[:, :half], "y_sin": sin[:, half:]}, allowed
+
+
+def _is_rotary_table(array: Array, config: ViTConfig) -> bool:
+    """Return whether an array is a table for the base and the heads of a model, for any grid: the model computes others."""
+    half, precision = config.head_dim // 2, float(ml_dtypes.finfo(array.dtype).eps)  # type: ignore[no-untyped-call]
+    tokens, base = array.size // half, config.positions.rotary_base
+    if array.size != tokens * half or array.shape[-1:] != (half,):
+        return False
+    found = array.reshape(tokens, half).astype(np.float64)
+    for columns in (n for n in range(1, tokens) if (tokens - 1) % n == 0):
+        expected, allowed = _expected_tables(tokens, columns, half, base, precision)
+        if any(np.abs(found - table).max() <= allowed for table in expected.values()):
+            return True
+    return False
+
+
+_TABLE_KEY = r"transformer_blocks\.\d+\.attn\.rope\.[xy]_(cos|sin)"
 _ARTICLE = article_format(
     "article_xray_rope",
     "the article on chest x-rays, with rotary positions",
     {"": TABLE},
     ("in_channels", "image_size", "positions.rotary_base"),
     assumed_behaviour=assumed_behaviour,
-    ignored_keys={r"transformer_blocks\.\d+\.attn\.rope\.[xy]_(cos|sin)": "a rotary table, which is computed"},
+    ignored_keys={_TABLE_KEY: "a rotary table, which is computed"},
+    ignored_values={_TABLE_KEY: _is_rotary_table},
 )
 
 FORMAT = replace(_ARTICLE, read_config=read_config)

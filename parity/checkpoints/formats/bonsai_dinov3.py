@@ -14,7 +14,7 @@ from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Evidence, Format
 from parity.checkpoints.formats.hf_dinov3 import no_registers
 from parity.checkpoints.formats.hugging_face import square_only
-from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, unsupported_head_width
+from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, has_layer_scale, unsupported_head_width
 from vit_spec.models import IMAGENET
 
 _COMMON = """
@@ -86,7 +86,7 @@ FORMAT = Format(
         "norms.before_blocks": False,
         "norms.after_blocks": True,
         "norms.after_pool": False,
-        "norms.layer_scale": lambda config: config.norms.layer_scale or 1.0,
+        "norms.layer_scale": has_layer_scale,
         "head.pool": "token",
         "head.hidden": None,
     },

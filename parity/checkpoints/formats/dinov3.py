@@ -45,18 +45,14 @@ def periods(base: float, head_dim: int) -> Array:
 
 
 def read_config(evidence: Evidence) -> Fields:
-    """Return the rotary base and the number of heads that the periods imply, and check the bias masks.
+    """Return the rotary base and the number of heads that the periods imply.
 
     Raises:
-        InputError: periods that no base yields, or a bias of the keys that is not masked.
+        InputError: periods that no base yields, or blocks without a mask for the bias of the keys.
     """
-    masks = {key: array for key, array in evidence.ignored_arrays.items() if key.endswith(_MASK)}
-    if "blocks.attn.q_bias" in evidence.axes and len(masks) != evidence.sizes["block"]:
+    masks = sum(key.endswith(_MASK) for key in evidence.ignored_arrays)
+    if "blocks.attn.q_bias" in evidence.axes and masks != evidence.sizes["block"]:
         raise InputError(f"its blocks have attn.qkv.bias, but not all have {_MASK}, so keys have a bias: it cannot be read")
-    for key, array in masks.items():
-        third = np.repeat([1, 0, 1], array.size // 3)
-        if not np.array_equal(_read(array), third):
-            raise InputError(f"{key} is not one for queries, zero for keys and one for values: it cannot be read")
     fields: dict[str, object] = {"positions.rotary": "dinov3", "positions.rotary_base": DEFAULT_BASE}
     if _PERIODS in evidence.ignored_arrays:
         found = _read(evidence.ignored_arrays[_PERIODS])
@@ -93,16 +89,33 @@ def find_base(found: Array) -> tuple[float, str]:
         implied = float(found[-1]) ** (len(found) / (len(found) - 1))
         candidates.append(float(f"{implied:.3g}"))
     for base in candidates:
-        exact = periods(base, 4 * len(found))
-        if np.allclose(found, exact, rtol=1e-6, atol=0):
-            return base, ""
-        for kind in (ml_dtypes.bfloat16, np.float16):
-            if np.array_equal(found, exact.astype(np.float32).astype(kind).astype(np.float64)):
-                return base, np.dtype(kind).name
+        if (kind := _precision_of(found, base)) is not None:
+            return base, kind
     raise InputError(
         f"{_PERIODS} are not base ** (2 i / {2 * len(found)}) for any base that was tried ({candidates}), "
         f"exact or rounded to bfloat16 or float16: it cannot be read"
     )
+
+
+def _precision_of(found: Array, base: float) -> str | None:
+    """Return the dtype to which the periods of a base are rounded, "" if float32 or none; None for other periods."""
+    exact = periods(base, 4 * len(found))
+    if np.allclose(found, exact, rtol=1e-6, atol=0):
+        return ""
+    for kind in (ml_dtypes.bfloat16, np.float16):
+        if np.array_equal(found, exact.astype(np.float32).astype(kind).astype(np.float64)):
+            return np.dtype(kind).name
+    return None
+
+
+def are_periods(array: Array, config: ViTConfig) -> bool:
+    """Return whether an array has the periods of a model, exact or rounded."""
+    found = np.asarray(array, np.float64)
+    return found.shape == (config.head_dim // 4,) and _precision_of(found, config.positions.rotary_base) is not None
+
+
+def _is_mask(array: Array, config: ViTConfig) -> bool:
+    return np.array_equal(array, np.repeat([1, 0, 1], config.num_heads * config.head_dim))
 
 
 def _mask(config: ViTConfig) -> Array | None:
@@ -110,6 +123,8 @@ def _mask(config: ViTConfig) -> Array | None:
         return None
     return np.repeat(np.array([1, 0, 1], np.float32), config.num_heads * config.head_dim)
 
+
+_PERIODS_KEY, _MASK_KEY = r"rope_embed\.periods", r"blocks\.\d+\.attn\.qkv\.bias_mask"
 
 FORMAT = Format(
     name="dinov3",
@@ -123,10 +138,11 @@ FORMAT = Format(
     spellings={"glu": ("w1", "w2")},
     ignored_keys={
         r"mask_token": "replaces masked patches in training",
-        r"rope_embed\.periods": "computed exactly from positions.rotary_base; published periods are rounded to bfloat16",
-        r"blocks\.\d+\.attn\.qkv\.bias_mask": "sets the bias of the keys to zero",
+        _PERIODS_KEY: "computed exactly from positions.rotary_base; published periods are rounded to bfloat16",
+        _MASK_KEY: "sets the bias of the keys to zero",
         r"local_cls_norm\..*": "a norm of the small crops in training",
     },
+    ignored_values={_PERIODS_KEY: are_periods, _MASK_KEY: _is_mask},
     constants={
         "mask_token | 1 width": lambda config: np.zeros(config.width, np.float32),
         "rope_embed.periods": lambda config: periods(config.positions.rotary_base, config.head_dim).astype(np.float32),

@@ -22,7 +22,7 @@ import numpy as np
 
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import torch
-from parity.checkpoints.formats.dinov3 import find_base, periods
+from parity.checkpoints.formats.dinov3 import are_periods, find_base, periods
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from parity.checkpoints.formats.hugging_face import square_only
 from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, unsupported_head_width
@@ -148,6 +148,7 @@ FORMAT = Format(
         _PERIODS: "computed exactly from positions.rotary_base; Equimo computes periods in bfloat16",
         "local_cls_norm/.*": "a norm of the small crops in training",
     },
+    ignored_values={_PERIODS: are_periods},
     refused_keys={r"^local_pos_embed/reg_rope/": "rotary positions of registers"},
     constants={_PERIODS: _periods},
     constraints={

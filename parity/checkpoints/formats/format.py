@@ -176,6 +176,8 @@ class Format:
     aliases: regular expression for another beginning of keys -> the beginning in the tables.  For reading only.
     ignored_keys: regular expression for whole keys of arrays that are not parameters -> the reason, which is reported to
         the user.
+    ignored_values: an expression of `ignored_keys` whose reason is about the values of the arrays -> whether an array has
+        these values in a model of a config.  An array with other values is refused.
     strict_variants: the variants to which `ignored_keys` does not apply.
     refused_keys: regular expression for a part of a key, which shows that the model computes another function -> a
         description of that function, for the error message.
@@ -238,6 +240,7 @@ class Format:
     variant_spellings: Mapping[str, Spellings] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored_keys: Mapping[str, str] = field(default_factory=dict)
+    ignored_values: Mapping[str, Callable[[Array, ViTConfig], bool]] = field(default_factory=dict)
     strict_variants: tuple[str, ...] = ()
     refused_keys: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Callable[[ViTConfig], Array | None]] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from typing import Any
 from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.stored_constants import image_size_of_index, is_relative_index
 from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS, replace_keys
 from vit_spec import InputError, ViTConfig
 
@@ -73,12 +74,12 @@ TEXT_V5 = "\n".join(
     (hf.EMBEDDINGS, BODY, hf.NORMS, replace_keys(hf.ATTENTION_V5, {}, _WITHOUT_KEY_BIAS), POSITIONS_V5, hf.MLP)
 )
 LAYOUTS = {"v4": (TEXT_V4, "encoder.layer"), "v5": (TEXT_V5, "layers")}
+_INDEX = r"(\w+\.)?encoder\.(layer\.\d+\.attention\.attention\.)?relative_position_bias\.relative_position_index"
 IGNORED_KEYS = {
     **hf.MASK_TOKEN_KEY,
-    r"(\w+\.)?encoder\.(layer\.\d+\.attention\.attention\.)?relative_position_bias\.relative_position_index": (
-        "numbers that follow from the grid of patches, which transformers computes"
-    ),
+    _INDEX: "numbers that follow from the grid of patches, which transformers computes",
 }
+IGNORED_VALUES = {_INDEX: is_relative_index}
 CONSTRAINTS: Fields = {
     **hf.COMMON_CONSTRAINTS,
     "image_size": hf.square_only("image_size"),
@@ -128,7 +129,7 @@ def config_reader(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fie
 
     def read(evidence: Evidence) -> Fields:
         content = hf.read_config_json(evidence, name, types, DEFAULTS)
-        fields = hf.config_fields(evidence, content)
+        fields = {**image_size_of_index(evidence), **hf.config_fields(evidence, content)}
         if not content:
             return fields
         for size in ("image_size", "patch_size"):
@@ -197,6 +198,7 @@ FORMAT = Format(
     spellings=hf.V4_SPELLINGS,
     variant_spellings=hf.VARIANT_SPELLINGS,
     ignored_keys=IGNORED_KEYS,
+    ignored_values=IGNORED_VALUES,
     constraints=CONSTRAINTS,
     unsupported=unsupported,
     assumed=ASSUMED,

@@ -38,6 +38,7 @@ FORMAT = Format(
     default_variant=lambda config: "v4" if has_pooler(config) else "v4-bare",
     spellings=hf.V4_SPELLINGS,
     ignored_keys=beit.IGNORED_KEYS,
+    ignored_values=beit.IGNORED_VALUES,
     constraints=beit.CONSTRAINTS,
     unsupported=beit.unsupported,
     assumed=beit.ASSUMED,

@@ -14,6 +14,7 @@ from typing import Any
 from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.tables import has_layer_scale
 from vit_spec import InputError, ViTConfig
 from vit_spec.models import IMAGENET
 
@@ -43,7 +44,7 @@ CONSTRAINTS: Fields = {
     "tokens.patch_bias": True,
     "positions.kind": "learned",
     "attention.proj_bias": True,
-    "norms.layer_scale": lambda config: config.norms.layer_scale or 1.0,
+    "norms.layer_scale": has_layer_scale,
     "head.pool": lambda config: "token_mean" if config.num_classes else ("token", "token_mean"),
     "head.hidden": None,
     "head.bias": True,
@@ -87,6 +88,7 @@ def config_reader(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fie
             output = hf_classes.CLASSES.get(hf_classes.stated_class(evidence))
             classifies = "head.weight" in evidence.axes or output == hf_classes.CLASSIFIED
             fields["head.pool"] = "token_mean" if classifies else "token"
+            fields |= hf.gate_fields(evidence, content, "use_swiglu_ffn")
             fields["mlp_dim"] = mlp_width(content)
             fields["norms.layer_scale"] = content["layerscale_value"]
         return fields

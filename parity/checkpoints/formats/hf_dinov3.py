@@ -11,6 +11,7 @@ import numpy as np
 from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.tables import has_layer_scale
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
 from vit_spec.models import IMAGENET
@@ -66,6 +67,7 @@ def read_config(evidence: Evidence) -> Fields:
             raise InputError(
                 f"its config.json says hidden_act {content['hidden_act']!r} for a gated MLP: only 'silu' is supported"
             )
+        fields |= hf.gate_fields(evidence, content, "use_gated_mlp")
         biases = tuple(bool(content[f"{name}_bias"]) for name in ("query", "key", "value"))
         if biases not in _BIASES:
             raise InputError(
@@ -119,7 +121,7 @@ FORMAT = Format(
         "tokens.patch_bias": True,
         "positions.kind": "none",
         "positions.rotary": "dinov3",
-        "norms.layer_scale": lambda config: config.norms.layer_scale or 1.0,
+        "norms.layer_scale": has_layer_scale,
         "head.pool": "token",
         "head.hidden": None,
     },

@@ -51,6 +51,7 @@ FORMAT = replace(
         r"text_model/.*|text_projection/kernel": "the text tower",
         "logit_scale": "scale for the comparison of images with texts",
     },
+    ignored_values={},
     constraints={**hf_clip.FORMAT.constraints, "mlp.activation": FLAX_ACTIVATIONS},
     read_config=read_config,
     json_files=json_files,

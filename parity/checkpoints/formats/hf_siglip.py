@@ -70,6 +70,7 @@ FORMAT = Format(
     tables={"v4": hf.table(TEXT, "vision_model."), "v5": hf.table(TEXT)},
     spellings=hf.V5_SPELLINGS,
     ignored_keys=hf.TEXT_TOWER_KEYS,
+    ignored_values=hf.TEXT_TOWER_VALUES,
     constraints={
         **hf.COMMON_CONSTRAINTS,
         "image_size": hf.square_only("image_size"),

@@ -17,6 +17,7 @@ import numpy as np
 from parity.checkpoints.formats import hf_processor
 from parity.checkpoints.formats.format import Evidence, Fields
 from parity.checkpoints.formats.hf_classes import BACKBONE_FIELDS, check_class, stated_class
+from parity.checkpoints.formats.stored_constants import is_position_ids
 from parity.checkpoints.formats.tables import PLAIN_BLOCK
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
@@ -112,11 +113,13 @@ VISION_TOWER = """
     norm.bias               | @post_layernorm.bias                                 | width
 """
 
+_POSITION_IDS = r"(vision_model\.)?embeddings\.position_ids"
 TEXT_TOWER_KEYS = {
     r"text_model\..*|text_projection\.weight": "the text tower",
     r"logit_(scale|bias)": "scale or bias for the comparison of images with texts",
-    r"(vision_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, ...",
+    _POSITION_IDS: "the numbers 0, 1, 2, ...",
 }
+TEXT_TOWER_VALUES = {_POSITION_IDS: is_position_ids}
 MASK_TOKEN_KEY = {r"(\w+\.)?embeddings\.mask_token": "replaces masked patches in pre-training only"}
 VARIANT_SPELLINGS = {name: V5_SPELLINGS for name in ("v5", "v5-bare", "v5-gated", "v5-gated-bare")}
 
@@ -267,7 +270,7 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
                 raise InputError(f"its config.json says {part} {whole[part]!r}: an object was expected")
             content = dict(whole[part])
     for fields in (whole, content):
-        known = {*NEUTRAL_FIELDS, *BACKBONE_FIELDS, *SIZE_FIELDS, *defaults}
+        known = {*NEUTRAL_FIELDS, *BACKBONE_FIELDS, *SIZE_FIELDS, *defaults, "num_labels"}
         unknown = [key for key in fields if key not in known and not (key in UNSET_FIELDS and not fields[key])]
         unknown += [key for key in _TOWER_CONFIGS["clip"] if fields.get(key) and key not in _TOWER_CONFIGS.get(kind, ())]
         if unknown:
@@ -277,8 +280,55 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
                 f"its config.json has {shown}{more}, which format {name!r} does not know and which may change the "
                 f"function: remove it if it does not"
             )
+    for fields in (whole, content):
+        _check_num_labels(fields, evidence.sizes.get("label", 0))
+    _check_types(content, {**defaults, "apply_layernorm": True})
     check_class(named, evidence, content)
     return {**defaults, **{key: value for key, value in content.items() if value is not None}}
+
+
+def _check_num_labels(fields: Mapping[str, Any], outputs: int) -> None:
+    """Raise InputError if a config.json states another number of classes than the classifier has outputs."""
+    if (stated := fields.get("num_labels", outputs)) != outputs or isinstance(stated, bool):
+        raise InputError(
+            f"its config.json says num_labels {stated!r}, but its tensors show {outputs} outputs: give the config.json of "
+            f"these weights"
+        )
+
+
+def _check_types(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise InputError if a switch or a number in config.json has a value of another type than its default.
+
+    transformers takes the text "false" for true, and null for false or for an error.
+    """
+    for name, value in content.items():
+        default = defaults.get(name)
+        if name in ("image_size", "patch_size"):  # which may be pairs: see `parse_size`
+            continue
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise InputError(f"its config.json says {name} {value!r}: true or false was expected")
+        if type(default) in (int, float) and type(value) not in (int, float):
+            raise InputError(f"its config.json says {name} {value!r}: a number was expected")
+
+
+def gate_fields(evidence: Evidence, content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return mlp.activation if the MLPs have a gate, whose activation no field of config.json changes; else {}.
+
+    Args:
+        evidence: what the checkpoint shows about the model.
+        content: the result of `read_config_json`.
+        name: the field that says whether MLPs have a gate.
+
+    Raises:
+        InputError: the tensors show the other kind of MLP.
+    """
+    is_gated = "glu" in evidence.axes["blocks.mlp.fc1.weight"]
+    if content[name] != is_gated:
+        raise InputError(
+            f"its config.json says {name} {content[name]!r}, but its tensors show MLPs {'with' if is_gated else 'without'} "
+            f"a gate: give the config.json of these weights"
+        )
+    return {"mlp.activation": "swiglu"} if is_gated else {}
 
 
 def config_fields(evidence: Evidence, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,11 @@ PLAIN_VIT_CONSTRAINTS: Fields = {
 }
 
 
+def has_layer_scale(config: ViTConfig) -> float:
+    """Return the values of norms.layer_scale of models that have one, for `Format.constraints`: any, also zero."""
+    return 1.0 if config.norms.layer_scale is None else config.norms.layer_scale
+
+
 def replace_keys(table: str, keys: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
     """Return a table with parts of its keys replaced.
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from parity.checkpoints.formats import timm_arguments, timm_config, timm_tables, torch
 from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.stored_constants import image_size_of_index, is_relative_index, is_zero
 from parity.checkpoints.formats.tables import unsupported_head_width
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
@@ -26,6 +27,8 @@ from vit_spec import InputError, ViTConfig
 
 def read_config(evidence: Evidence) -> Fields:
     """Return the fields that config.json states, or that follow from the arguments in a checkpoint of timm's train.py.
+
+    If neither states the image size, an index of relative positions in an old file shows it.
 
     Raises:
         InputError: an architecture that computes another function, or a hidden layer beside a config.json.
@@ -39,7 +42,7 @@ def read_config(evidence: Evidence) -> Fields:
         raise InputError(
             "its config.json or its arguments name a NaFlexVit, whose keys are others: give those of its weights"
         )
-    return timm_arguments.fields_of_notes(evidence.notes, evidence.sizes["rgb"])
+    return {**image_size_of_index(evidence), **timm_arguments.fields_of_notes(evidence.notes, evidence.sizes["rgb"])}
 
 
 def infer_assumed(evidence: Evidence) -> Fields:
@@ -196,6 +199,8 @@ def _zero_bias(config: ViTConfig) -> Array | None:
     return None if config.head.bias or not config.num_classes else np.zeros(config.num_classes, np.float32)
 
 
+_BIAS, _INDEX = r"head\.bias", r"(rel_pos_bias|blocks\.\d+\.attn)\.relative_position_index"
+
 FORMAT = Format(
     name="timm",
     description="timm's state_dict, or the folder that timm.create_model opens",
@@ -204,9 +209,10 @@ FORMAT = Format(
     default_variant=timm_tables.default_variant,
     spellings={"glu": ("fc1_g", "fc1_x"), "qkv": ("q", "k", "v")},
     ignored_keys={
-        r"head\.bias": "zeros, for a classifier without a bias",
-        r"(rel_pos_bias|blocks\.\d+\.attn)\.relative_position_index": "numbers that follow from the grid of patches",
+        _BIAS: "zeros, for a classifier without a bias",
+        _INDEX: "numbers that follow from the grid of patches",
     },
+    ignored_values={_BIAS: is_zero, _INDEX: is_relative_index},
     constants={"head.bias | label": _zero_bias},
     constraints={
         "attention.proj": True,

@@ -73,6 +73,14 @@ def unsupported(config: ViTConfig, variant: str) -> str:
     return ""
 
 
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return the assumptions of format "timm", and that a patch has its channels last (patchify_channels_last)."""
+    found = dict(timm.assumed_behaviour(evidence))
+    if "patch extraction" in found:
+        found["patch extraction"] += "; the channels of a pixel are adjacent"
+    return found
+
+
 def json_files(config: ViTConfig) -> Mapping[str, Any]:
     """Return the config.json from which timm builds the model of a config.
 
@@ -148,7 +156,7 @@ FORMAT = Format(
         "resampling.square": False,
     },
     infer_assumed=infer_assumed,
-    assumed_behaviour=timm.assumed_behaviour,
+    assumed_behaviour=assumed_behaviour,
     read_config=read_config,
     json_files=json_files,
     opens_shards=False,

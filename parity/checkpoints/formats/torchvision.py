@@ -51,6 +51,7 @@ FORMAT = Format(
     description="torchvision's VisionTransformer",
     separator=".",
     tables={"mlp": TABLE, "legacy": replace_keys(TABLE, {"mlp.0": "mlp.linear_1", "mlp.3": "mlp.linear_2"})},
+    aliases={r"heads\.(?=(weight|bias)$)": "heads.head."},  # of a model with one linear layer in its place
     constraints={
         **PLAIN_VIT_CONSTRAINTS,
         "in_channels": 3,

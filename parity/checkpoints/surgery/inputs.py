@@ -30,7 +30,7 @@ MODES: dict[str, Resampling] = {
     "flexivit": Resampling(kernel="bilinear", antialias=False),  # and timm, of .npz files
     "naflex": Resampling(kernel="bilinear", antialias=True),  # SigLIP2 in transformers
 }
-PATCH_RESAMPLING = MODES["timm"]  # timm's resample_patch_embed uses it for all models
+_PATCH_RESAMPLING = MODES["timm"]  # the defaults of timm's resample_patch_embed
 
 
 def resize(
@@ -49,8 +49,9 @@ def resize(
     twin resamples the positions in the same way at each call.  Fixed tables and rotary angles follow from the config.
 
     The patch projection is multiplied by the pseudo-inverse of the matrix that resizes a patch (FlexiViT, arXiv 2212.08013,
-    section 3.4).  An enlarged projection of enlarged patches gives exactly the old embeddings.  The matrix is that of
-    timm's `resample_patch_embed`: bicubic with antialiasing, or with the kernel and antialiasing of the given rule.
+    section 3.4).  An enlarged projection of enlarged patches gives exactly the old embeddings.  The matrix has the
+    kernel and antialiasing of the given rule.  Without one, it is that with which timm loads a model: bilinear without
+    antialiasing if positions are resampled so ("flexivit"), otherwise bicubic with antialiasing.
 
     Args:
         checkpoint: the checkpoint.
@@ -62,8 +63,9 @@ def resize(
         InputError: no change is requested, the rule is unknown, the image size is not a multiple of the patch size, or the
             grid of a model with a table of relative positions would change.
     """
-    before, rule = checkpoint.config, PATCH_RESAMPLING if resampling is None else _find_mode(resampling)
-    given = {"image_size": image_size, "patch_size": patch_size, "resampling": None if resampling is None else rule}
+    before, mode = checkpoint.config, None if resampling is None else _find_mode(resampling)
+    rule = mode or (before.resampling if before.resampling == MODES["flexivit"] else _PATCH_RESAMPLING)
+    given = {"image_size": image_size, "patch_size": patch_size, "resampling": mode}
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
         raise InputError("no size to resize to: give image_size, patch_size or resampling")

@@ -15,6 +15,7 @@ from parity.checkpoints.formats import get
 from parity.checkpoints.weights import Checkpoint, converted_arrays
 from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig
+from vit_spec.positions import relative_index
 
 VIT = ViTConfig(image_size=12, patch_size=4, width=12, depth=2, num_heads=3, mlp_dim=24, num_classes=5)
 BARE = VIT.replace(num_classes=0)
@@ -317,6 +318,7 @@ OPTIONS = [
     ("hf-dinov2", {"mlp_dim": 16, "mlp": {"activation": "swiglu"}, "norms": {"layer_scale": 0.5}}),
     ("hf-dinov3", {"tokens": {"registers": 0}, "attention": {"qkv_bias": "qv"}, "mlp": {"activation": "swiglu"}}),
     ("hf-dinov3", {"attention": {"qkv_bias": "none", "proj_bias": False}, "positions": {"rotary_base": 50.0}}),
+    *((name, {"norms": {"layer_scale": 0.0}}) for name in ("hf-dinov2", "hf-dinov2-reg", "hf-dinov3")),
     ("hf-clip", {"num_classes": 0, "head": {"bias": True}, "mlp": {"activation": "quick_gelu"}}),
     ("hf-beit", {"num_classes": 0, "positions": {"kind": "learned", "relative_shared": True}}),
     ("hf-beit", {**CLASS_TOKEN, "positions": {"kind": "learned", "relative": "none"}, "mlp": {"activation": "relu"}}),
@@ -352,7 +354,8 @@ def test_the_index_of_relative_positions_in_old_files_is_not_read(tmp_path, pref
     index = f"{prefix}encoder.layer.0.attention.attention.relative_position_bias.relative_position_index"
     variant = "hf-beit:v4" if prefix else "hf-beit:v4-bare"
     config = CONFIGS["hf-beit"].replace(num_classes=5 if prefix else 0)
-    found = parity.load(file_without_metadata(tmp_path, config, variant, **{index: np.zeros((10, 10), np.int64)}))
+    values = relative_index(config.grid, config.num_prefix).astype(np.int64)
+    found = parity.load(file_without_metadata(tmp_path, config, variant, **{index: values}))
     assert found.format == variant
     assert [line for line in found.left if "numbers that follow from the grid of patches" in line]
 
@@ -371,7 +374,8 @@ BEIT_JSON = {"model_type": "beit", "image_size": 12, "patch_size": 4, "hidden_si
         ({"use_absolute_position_embeddings": True}, "have a position table, and the file has none"),
         ({"use_mean_pooling": False}, "norms.after_blocks=True, but its tensors show False"),
         ({"layer_scale_init_value": 0.0}, r"4 unexpected: 'beit\.encoder\.layer\.0\.lambda_1'"),
-        ({"layer_scale_init_value": "small"}, "do not describe a config"),
+        ({"layer_scale_init_value": "small"}, "says layer_scale_init_value 'small': a number was expected"),
+        ({"use_mean_pooling": "false"}, "says use_mean_pooling 'false': true or false was expected"),
         ({"image_size": [12, 20]}, r"says image_size \[12, 20\]: only squares are supported"),
         ({"patch_size": [4, 2]}, r"says patch_size \[4, 2\]: only squares are supported"),
         ({"head_dim": 5}, "head_dim=5, which format 'hf-beit' does not know"),
@@ -531,6 +535,14 @@ def test_images_that_are_not_normalized_have_mean_zero_and_std_one(tmp_path):
         ({"a_field_of_next_year": 1}, "a_field_of_next_year=1, which format 'hf-vit' does not know"),
         ({"is_decoder": True}, "is_decoder=True, which format 'hf-vit' does not know"),
         ({"qkv_bias": False}, "attention.qkv_bias='none', but its tensors show 'qkv'"),
+        ({"qkv_bias": "false"}, "its config.json says qkv_bias 'false': true or false was expected"),
+        ({"qkv_bias": None}, "its config.json says qkv_bias None: true or false was expected"),
+        ({"layer_norm_eps": None}, "its config.json says layer_norm_eps None: a number was expected"),
+        ({"layer_norm_eps": "1e-5"}, "its config.json says layer_norm_eps '1e-5': a number was expected"),
+        ({"num_attention_heads": True}, "its config.json says num_attention_heads True: a number was expected"),
+        ({"apply_layernorm": "false"}, "its config.json says apply_layernorm 'false': true or false was expected"),
+        ({"num_labels": 3}, "its config.json says num_labels 3, but its tensors show 5 outputs"),
+        ({"num_labels": None}, "its config.json says num_labels None, but its tensors show 5 outputs"),
         ({"hidden_act": "gelu_10"}, "hidden_act 'gelu_10', supported are gelu, "),
         ({"hidden_act": ["gelu"]}, r"hidden_act \['gelu'\], supported are"),
         (
@@ -549,6 +561,35 @@ def test_a_contradictory_or_unknown_config_json_is_refused(tmp_path, fields, wor
     with pytest.raises(InputError, match=words) as caught:
         parity.load(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["hf-vit", "hf-clip", "hf-siglip"])
+def test_the_number_of_classes_in_config_json_may_be_that_of_the_outputs(tmp_path, name):
+    config = CONFIGS[name]
+    write(random_checkpoint(config), f"{tmp_path / 'out'}/", name)
+    remove_metadata(tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_labels": config.num_classes}))
+    assert parity.load(tmp_path / "out").config.num_classes == config.num_classes
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "changes"),
+    [
+        ("hf-dinov2", "use_swiglu_ffn", {"mlp": {"activation": "swiglu"}, "mlp_dim": 16}),
+        ("hf-dinov3", "use_gated_mlp", {"mlp": {"activation": "swiglu"}}),
+    ],
+)
+def test_config_json_states_the_gate_of_the_mlps(tmp_path, name, field, changes):
+    """No activation is an assumption then, and a contradiction is refused."""
+    write(random_checkpoint(CONFIGS[name].replace(**changes)), f"{tmp_path / 'out'}/", name)
+    remove_metadata(tmp_path / "out")
+    found = parity.load(tmp_path / "out")
+    assert found.config.mlp.activation == "swiglu" and "mlp.activation" not in {each.field for each in found.assumed}
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: False}))
+    with pytest.raises(InputError, match=f"says {field} False, but its tensors show MLPs with a gate"):
+        parity.load(tmp_path / "out")
 
 
 def test_a_pooler_with_another_activation_is_refused(tmp_path):

@@ -194,9 +194,18 @@ def test_factorized_positions_are_resized_as_the_model_resizes_them(square):
 # Patches --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "rule"), [(None, "timm"), ("flexivit", "flexivit"), ("hf", "hf")])
-def test_an_enlarged_projection_of_enlarged_patches_is_the_same_function(mode, rule):
-    before, size = weights(), (7, 5)
+@pytest.mark.parametrize(
+    ("stated", "mode", "rule"),
+    [
+        ("timm", None, "timm"),
+        ("hf", None, "timm"),
+        ("flexivit", None, "flexivit"),
+        ("timm", "flexivit", "flexivit"),
+        ("flexivit", "hf", "hf"),
+    ],
+)
+def test_an_enlarged_projection_of_enlarged_patches_is_the_same_function(stated, mode, rule):
+    before, size = weights(TINY.replace(resampling=surgery.MODES[stated])), (7, 5)
     (rows_, columns), (height, width) = TINY.grid, size
     after, _ = surgery.resize(before, (rows_ * height, columns * width), patch_size=size, resampling=mode)
     kernel, antialias = surgery.MODES[rule].kernel, surgery.MODES[rule].antialias

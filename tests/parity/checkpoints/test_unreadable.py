@@ -15,6 +15,7 @@ import pytest
 import parity
 import vit_spec
 from parity.__main__ import main
+from parity.checkpoints.weights import Checkpoint, converted_arrays
 from tests.twins import perturbed_params, small_config
 from vit_spec import InputError
 
@@ -22,6 +23,9 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.utils import prune
+
+import vit_torch
 
 CONFIG = small_config(vit_spec.get("vit_b16")).replace(image_size=32, width=64, num_heads=1)
 State = dict[str, Tensor]
@@ -299,3 +303,106 @@ def test_layers_with_such_names_are_not_called_quantized(tmp_path: Path, state: 
     torch.save({**state, **FLOATS[case]}, tmp_path / "a.pth")
     line = refusal(tmp_path / "a.pth")
     assert f"unexpected {next(iter(FLOATS[case]))}" in line and "quantized" not in line and "adapter" not in line
+
+
+# Reparametrized weights, and replaced classifiers ---------------------------------------------------------------------
+
+
+def changed_model(state: State, change: Callable[[nn.Module], object]) -> State:
+    """Return the state dict of a model after a change."""
+    model = vit_torch.ViT(CONFIG)
+    model.load_state_dict(state)
+    change(model)
+    return model.state_dict()
+
+
+def prune_all(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            prune.l1_unstructured(module, "weight", 0.3)
+
+
+REPARAMETRIZED: dict[str, tuple[Callable[[nn.Module], object], str]] = {
+    "weight_norm": (lambda model: nn.utils.weight_norm(model.head), "torch.nn.utils.remove_weight_norm"),
+    "weight_norm of a block": (
+        lambda model: nn.utils.parametrizations.weight_norm(model.blocks[0].mlp.fc1),
+        "torch.nn.utils.parametrize.remove_parametrizations",
+    ),
+    "spectral_norm": (lambda model: nn.utils.spectral_norm(model.head), "torch.nn.utils.remove_spectral_norm"),
+    "orthogonal": (
+        lambda model: nn.utils.parametrizations.orthogonal(model.head),
+        "torch.nn.utils.parametrize.remove_parametrizations",
+    ),
+    "pruned layer": (
+        lambda model: prune.l1_unstructured(model.blocks[1].mlp.fc1, "weight", 0.3),
+        "torch.nn.utils.prune.remove",
+    ),
+    "pruned bias": (lambda model: prune.l1_unstructured(model.head, "bias", 0.3), "torch.nn.utils.prune.remove"),
+    "all pruned": (prune_all, "torch.nn.utils.prune.remove"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # weight_norm and spectral_norm are deprecated, and still used
+@pytest.mark.parametrize("case", REPARAMETRIZED)
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_reparametrized_layer_is_named_with_what_removes_it(tmp_path: Path, state: State, case: str, prefix: str) -> None:
+    change, function = REPARAMETRIZED[case]
+    changed = changed_model(state, change)
+    torch.save({f"{prefix}{key}": tensor for key, tensor in changed.items()}, tmp_path / "a.pth")
+    message = refusal(tmp_path / "a.pth")
+    assert f"call {function} on each such module, and save the weights again" in message
+    assert "--ignore" not in message
+
+
+def replace_head(*layers: nn.Module) -> Callable[[nn.Module], object]:
+    return lambda model: setattr(model, "head", nn.Sequential(*layers))
+
+
+def test_a_linear_layer_in_a_sequence_is_refused_with_its_new_name(tmp_path: Path, state: State) -> None:
+    changed = changed_model(state, replace_head(nn.Dropout(0.1), nn.Linear(64, 5)))
+    torch.save(changed, tmp_path / "a.pth")
+    message = refusal(tmp_path / "a.pth")
+    assert "rename head.1.weight to head.weight and head.1.bias to head.bias, and save" in message
+    assert "--ignore" not in message
+    renamed = {key.replace("head.1.", "head."): tensor for key, tensor in changed.items()}
+    torch.save(renamed, tmp_path / "b.pth")
+    assert parity.load(tmp_path / "b.pth").config.num_classes == 5
+
+
+def test_a_sequence_beside_a_backbone_is_refused_with_its_new_name(tmp_path: Path, state: State) -> None:
+    backbone = {f"backbone.{key}": tensor for key, tensor in state.items() if not key.startswith("head.")}
+    beside = {"classifier.1.weight": torch.ones(5, 64), "classifier.1.bias": torch.ones(5)}
+    torch.save({**backbone, **beside}, tmp_path / "a.pth")
+    assert "rename classifier.1.weight to classifier.weight and classifier.1.bias to" in refusal(tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize(
+    "layers", [(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 5)), (nn.BatchNorm1d(64), nn.Linear(64, 5))], ids=["MLP", "norm"]
+)
+def test_a_classifier_of_several_layers_is_refused(tmp_path: Path, state: State, layers: tuple[nn.Module, ...]) -> None:
+    torch.save(changed_model(state, replace_head(*layers)), tmp_path / "a.pth")
+    assert "but ViTConfig has one linear layer: only weights without head.* can be read" in refusal(tmp_path / "a.pth")
+
+
+def torchvision_state(state: State) -> State:
+    """Return the weights with torchvision's names and without a classifier."""
+    arrays = converted_arrays(Checkpoint(CONFIG, "torch", dict(state)), "torchvision")
+    return {key: torch.from_numpy(array) for key, array in arrays if not key.startswith("heads.")}
+
+
+def test_a_linear_layer_in_the_place_of_torchvisions_heads_is_read(tmp_path: Path, state: State) -> None:
+    weight, bias = torch.rand(5, 64), torch.rand(5)
+    torch.save({**torchvision_state(state), "heads.weight": weight, "heads.bias": bias}, tmp_path / "a.pth")
+    found = parity.to_torch(parity.load(tmp_path / "a.pth"))
+    assert torch.equal(found["head.weight"], weight) and torch.equal(found["head.bias"], bias)
+
+
+@pytest.mark.parametrize("path", ["heads.0", "heads.head.1"])
+def test_a_sequence_in_the_place_of_torchvisions_heads_is_refused_with_its_new_name(
+    tmp_path: Path, state: State, path: str
+) -> None:
+    head = {f"{path}.weight": torch.ones(5, 64), f"{path}.bias": torch.ones(5)}
+    torch.save({**torchvision_state(state), **head}, tmp_path / "a.pth")
+    words = f"its classifier {path[:-2]} is a sequence of layers: if the others do nothing at inference, as dropout, "
+    words += f"rename {path}.weight to heads.head.weight and {path}.bias to heads.head.bias"
+    assert words in refusal(tmp_path / "a.pth")

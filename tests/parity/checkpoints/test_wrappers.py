@@ -1,6 +1,7 @@
 """Wrappers of training scripts, and the keys beside a model: known, given by --strip and --ignore, or refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,51 @@ def test_wrappers_of_training_scripts_are_removed_without_an_assumption(
     assert same_weights(checkpoint, state) and not assumed(checkpoint)
 
 
+def test_compiled_blocks_are_read(tmp_path: Path, state: State) -> None:
+    model = vit_torch.ViT(CONFIG)
+    model.load_state_dict(state)
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = torch.compile(block, backend="eager")
+    compiled = model.state_dict()
+    assert "blocks.0._orig_mod.norm1.weight" in compiled
+    checkpoint = parity.load(save(tmp_path, compiled))
+    assert same_weights(checkpoint, state) and not assumed(checkpoint)
+
+
+# Words that modules around a module put into keys -> where they are.
+AROUND_MODULES: dict[str, tuple[str, str]] = {
+    "FSDP": ("_fsdp_wrapped_module.", r"^|(?<=blocks\.\d\.)"),
+    "checkpointing": ("_checkpoint_wrapped_module.", r"(?<=blocks\.1\.)|(?<=mlp\.)"),
+    "both": ("_fsdp_wrapped_module._checkpoint_wrapped_module.", r"(?<=blocks\.0\.)"),
+    "every module": ("_orig_mod.", r"(?<=\.)"),
+    "the projection": ("_orig_mod.", r"(?<=patch_embed\.)"),
+    "in a wrapper": ("_orig_mod.", r"^|(?<=attn\.)"),
+}
+
+
+@pytest.mark.parametrize("case", AROUND_MODULES)
+def test_modules_around_modules_of_the_model_add_nothing(tmp_path: Path, state: State, case: str) -> None:
+    words, places = AROUND_MODULES[case]
+
+    def save_wrapped(state: State) -> Path:
+        wrapped = {re.sub(places, words, key): tensor for key, tensor in state.items()}
+        assert wrapped.keys() != state.keys()
+        return save(tmp_path, {"state_dict": add_prefix("module.", wrapped)} if case == "in a wrapper" else wrapped)
+
+    checkpoint = parity.load(save_wrapped(state))
+    assert same_weights(checkpoint, state) and not assumed(checkpoint)
+    path = save_wrapped({**state, "blocks.0.adapter.weight": torch.ones(3)})
+    with pytest.raises(InputError, match=r"unexpected blocks\.0\.adapter\.weight"):
+        parity.load(path)
+    assert same_weights(parity.load(path, ignore=[r".*adapter\.weight"]), state)
+
+
+def test_a_model_beside_its_copy_with_such_modules_is_not_merged_with_it(tmp_path: Path, state: State) -> None:
+    copy = {key.replace("blocks.0.", "blocks.0._orig_mod."): tensor + 1 for key, tensor in state.items()}
+    with pytest.raises(InputError, match=r"unexpected blocks\.0\._orig_mod\."):
+        parity.load(save(tmp_path, {**copy, **state}))
+
+
 @pytest.mark.parametrize("averaged", ["ema_state_dict", "ema_params"])
 @pytest.mark.parametrize("other", ["model_state", "weights", "state_dict", "params"])
 def test_averaged_weights_are_preferred_to_the_others_and_these_reported(
@@ -109,12 +155,21 @@ def test_the_weights_that_lightning_averages_are_preferred_to_the_current_ones(t
     assert assumed(checkpoint)["weights"].startswith("state_dict.model not current_model_state,")
 
 
-@pytest.mark.parametrize("prefix", ["vit.", "model.vit.", "module.vit.", "weights."])
+@pytest.mark.parametrize("prefix", ["vit.", "model.vit.", "module.vit.", "weights.", "timm_model."])
 def test_a_wrapper_that_may_be_a_module_is_reported_as_one(tmp_path: Path, state: State, prefix: str) -> None:
     checkpoint = parity.load(save(tmp_path, add_prefix(prefix, state)))
     module = prefix.removeprefix("module.").removesuffix(".")
     assert same_weights(checkpoint, state)
     assert f"the module that contains {module!r}" in assumed(checkpoint)["code around the model"]
+
+
+def test_a_folder_of_transformers_timm_wrapper_is_refused_with_what_works(tmp_path: Path, state: State) -> None:
+    path = save(tmp_path, add_prefix("timm_model.", state))
+    content = {"model_type": "timm_wrapper", "architecture": "vit_base_patch16_224", "model_args": {}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"TimmWrapper: save the model inside it by timm\.models\.save_for_hf\(") as caught:
+        parity.load(path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["weights.weight", "weights", "vit.proj.weight", "vit.scale", "weights.0", "model_state"])
@@ -187,23 +242,26 @@ def flatten(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...]
 
 
 WEIGHT, BIAS = torch.ones(CONFIG.num_classes, CONFIG.width), torch.ones(CONFIG.num_classes)
-NO_CLASSIFIERS: dict[str, tuple[State, str]] = {  # further keys, and the one that is refused
-    "a norm": ({"head.weight": torch.ones(64), "head.bias": torch.ones(64)}, "head.weight"),
-    "a convolution": ({"head.weight": torch.ones(7, 64, 1), "head.bias": BIAS}, "head.weight"),
-    "an MLP": ({"head.0.weight": WEIGHT, "head.0.bias": BIAS, "head.2.weight": WEIGHT}, "head.0.weight"),
-    "another word": ({"projector.weight": WEIGHT, "projector.bias": BIAS}, "projector.weight"),
-    "a bias alone": ({"head.bias": BIAS}, "head.bias"),
-    "two classifiers": ({"head.weight": WEIGHT, "fc.weight": WEIGHT}, "head.weight"),
-    "two levels": ({"head.weight": WEIGHT, "model.head.weight": WEIGHT}, "head.weight"),
-    "a further parameter": ({"head.weight": WEIGHT, "head.bias": BIAS, "head.scale": torch.ones(())}, "head.scale"),
-    "a norm between": ({"head.weight": WEIGHT, "neck.weight": torch.ones(64)}, "neck.weight"),
+NO_CLASSIFIERS: dict[str, tuple[State, str]] = {  # further keys, and words of the message
+    "a norm": ({"head.weight": torch.ones(64), "head.bias": torch.ones(64)}, "unexpected head.weight"),
+    "a convolution": ({"head.weight": torch.ones(7, 64, 1), "head.bias": BIAS}, "unexpected head.weight"),
+    "an MLP": ({"head.0.weight": WEIGHT, "head.0.bias": BIAS, "head.2.weight": WEIGHT}, "only weights without head"),
+    "another word": ({"projector.weight": WEIGHT, "projector.bias": BIAS}, "unexpected projector.weight"),
+    "a bias alone": ({"head.bias": BIAS}, "unexpected head.bias"),
+    "two classifiers": ({"head.weight": WEIGHT, "fc.weight": WEIGHT}, "unexpected head.weight"),
+    "two levels": ({"head.weight": WEIGHT, "model.head.weight": WEIGHT}, "unexpected head.weight"),
+    "a further parameter": (
+        {"head.weight": WEIGHT, "head.bias": BIAS, "head.scale": torch.ones(())},
+        "unexpected head.scale",
+    ),
+    "a norm between": ({"head.weight": WEIGHT, "neck.weight": torch.ones(64)}, "unexpected neck.weight"),
 }
 
 
 @pytest.mark.parametrize("case", NO_CLASSIFIERS)
 def test_what_may_be_no_classifier_of_the_backbone_is_refused(tmp_path: Path, features: State, case: str) -> None:
-    more, key = NO_CLASSIFIERS[case]
-    with pytest.raises(InputError, match=f"unexpected {key}"):
+    more, words = NO_CLASSIFIERS[case]
+    with pytest.raises(InputError, match=words):
         parity.load(save(tmp_path, {**add_prefix("model.backbone.", features), **more}))
 
 
