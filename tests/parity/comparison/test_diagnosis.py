@@ -34,6 +34,7 @@ from parity.comparison.diagnosis import (
     read_expected_outputs,
 )
 from parity.comparison.diagnosis.catalogue import catalogue
+from parity.comparison.diagnosis.evaluator import Evaluator
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.layer_hypotheses import operations, single_block_hypotheses
 from parity.comparison.diagnosis.numeric_hypotheses import scale_factors
@@ -367,6 +368,41 @@ def _add_noise(state: State) -> None:
     generator = torch.Generator().manual_seed(0)
     name = "blocks.1.mlp.fc2.weight"
     state[name] = state[name] + 0.1 * torch.randn(state[name].shape, generator=generator)
+
+
+def test_pairs_with_a_rare_cause_are_tried_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rare causes come first in this catalogue, so that they are tried last only because they are rare."""
+    common = ("activation is relu", "LayerNorm eps is 0.001", "one norm serves both halves", "the class token is zero")
+    trial = Trial(PLAIN, {}, np.zeros((1, PLAIN.in_channels, *PLAIN.image_size)), None)
+    causes = sorted(
+        (cause for cause in catalogue(trial) if cause.name in {*RARE, *common}), key=lambda cause: cause.name not in RARE
+    )
+    tried: list[tuple[str, ...]] = []
+    original = Evaluator.try_causes
+
+    def record(self: Evaluator, causes: tuple[Hypothesis, ...], *others: Any) -> Any:
+        tried.append(tuple(cause.name for cause in causes))
+        return original(self, causes, *others)
+
+    monkeypatch.setattr(Evaluator, "try_causes", record)
+    monkeypatch.setattr("parity.comparison.diagnosis.search.catalogue", lambda trial: causes)
+    diagnose_with(PLAIN, PLAIN, _add_noise)
+    rare_in_pair = [sum(name in RARE for name in pair) for pair in tried if len(pair) == 2 and {*pair} <= {*RARE, *common}]
+    assert rare_in_pair == sorted(rare_in_pair) and set(rare_in_pair) == {0, 1, 2}
+
+
+RARE = (
+    "softmax runs over all pairs of tokens",
+    "softmax has one more term exp(0) in its denominator",
+    "norms do not divide by the standard deviation",
+    "the weights of norms are zero-centred: 1 is added to them",
+    "the bias of norms is added before the weight is applied",
+    "attention is added to twice the tokens",
+    "the MLP is added to twice the tokens",
+    "activation is tanh",
+    "pooling takes the first patch",
+    "images are rounded to bfloat16",
+)
 
 
 @pytest.fixture(scope="module")
