@@ -79,7 +79,7 @@ def test_a_random_config_is_the_same_function_in_both_twins(config: ViTConfig, s
 
 
 def test_each_activation_is_one_function_in_both_twins_and_no_two_are_the_same() -> None:
-    """A kind that a twin lacks would be the identity there."""
+    """A kind may be another function of the same name in one of the twins."""
     kinds = typing.get_args(typing.get_type_hints(vit_spec.Mlp)["activation"])
     x = np.linspace(-9, 9, 64).reshape(16, 2, 2)
     with jax.enable_x64():
@@ -88,6 +88,14 @@ def test_each_activation_is_one_function_in_both_twins_and_no_two_are_the_same()
         in_torch = torch_layers.activation(torch.from_numpy(x), kind).numpy()
         np.testing.assert_allclose(in_jax[kind], in_torch, rtol=1e-12, atol=1e-14, err_msg=kind)
     assert len({value.tobytes() for value in in_jax.values()}) == len(kinds)
+
+
+def test_an_unknown_activation_is_refused_by_both_twins_alike() -> None:
+    with pytest.raises(ValueError, match="unknown activation 'spiral'") as in_jax:
+        jax_layers.activation(jax.numpy.ones(2), "spiral")
+    with pytest.raises(ValueError, match="unknown activation 'spiral'") as in_torch:
+        torch_layers.activation(torch.ones(2), "spiral")
+    assert str(in_jax.value) == str(in_torch.value)
 
 
 # Fields that random configs leave at their default, because they do not change what a model computes in inference.
