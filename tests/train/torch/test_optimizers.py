@@ -15,7 +15,7 @@ import optax
 import parity
 import vit_spec
 from parity.checkpoints.weights import as_checkpoint
-from tests import ROOT
+from tests import ROOT, torch_meshes
 from train.jax import optimizers as jax_optimizers
 from train.jax.optimizers import make_optimizer as make_jax
 from train.jax.parameter_tree import tree
@@ -158,8 +158,9 @@ def test_in_float32_neither_framework_rounds_twice_as_much_as_the_other(name: An
             assert max(errors) <= 2 * min(errors), errors
 
 
-def test_both_trainers_have_exactly_the_optimizers_of_recipes() -> None:
+def test_both_trainers_have_exactly_the_optimizers_of_recipes_and_each_is_tested_on_a_mesh() -> None:
     assert set(torch_optimizers._BY_NAME) == {"adamw", *jax_optimizers._BY_NAME} == set(OPTIMIZERS)
+    assert set(torch_meshes.OPTIMIZERS) == set(OPTIMIZERS)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
