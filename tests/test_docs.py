@@ -9,7 +9,6 @@ import pytest
 import vit_spec
 from parity.checkpoints import containers, formats
 from tests import ROOT
-from train.data import sources
 
 PACKAGES = ("vit_spec", "vit_jax", "vit_torch", "parity", "train", "tests")
 
@@ -63,19 +62,12 @@ def test_pages_state_the_number_of_formats_and_of_models(page: str, pattern: str
     [
         (formats, "FORMAT", [formats.get(name) for name in formats.formats()]),
         (containers, "CONTAINER", [containers.get(name) for name in containers.names()]),
-        (sources, "open_splits", [kind.open_splits for kind in sources._SOURCES.values()]),
     ],
 )
-def test_every_format_container_and_data_source_is_registered(package: Any, name: str, registered: list[Any]) -> None:
+def test_every_format_and_container_is_registered(package: Any, name: str, registered: list[Any]) -> None:
     modules = [pkgutil.resolve_name(f"{package.__name__}.{each.name}") for each in pkgutil.iter_modules(package.__path__)]
     found = [getattr(module, name) for module in modules if hasattr(module, name)]
     assert len(found) == len(registered) and all(each in registered for each in found)
-
-
-@pytest.mark.parametrize("usage", [kind.usage for kind in sources._SOURCES.values()])
-def test_every_data_source_is_documented(usage: str) -> None:
-    assert f"\n| `{usage}` | " in (ROOT / "docs" / "reference" / "data.md").read_text()
-    assert f"\n    {usage} " in (sources.__doc__ or "")
 
 
 def resolves(name: str) -> bool:

@@ -8,6 +8,7 @@ import inspect
 import io
 import os
 import pickle
+import pkgutil
 import shutil
 import struct
 import zlib
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests import DATA
+from tests import DATA, ROOT
 from train.data import sources
 from train.data.sources import (
     FileAccessError,
@@ -893,3 +894,15 @@ def test_the_source_in_the_docstring_refuses_a_missing_folder_and_one_without_ph
     usage = "give pets:PATH with PATH/CLASS-NUMBER.jpg inside"
     assert error_message(f"pets:{tmp_path}/none") == f"{tmp_path}/none is not a folder: {usage}"
     assert f"{tmp_path} leaves no images to train on" in error_message(f"pets:{tmp_path}")
+
+
+def test_every_data_source_is_registered() -> None:
+    modules = [pkgutil.resolve_name(f"{sources.__name__}.{each.name}") for each in pkgutil.iter_modules(sources.__path__)]
+    found = [module.open_splits for module in modules if hasattr(module, "open_splits")]
+    assert {kind.open_splits for kind in sources._SOURCES.values()} == set(found)
+
+
+@pytest.mark.parametrize("usage", [kind.usage for kind in sources._SOURCES.values()])
+def test_every_data_source_is_documented(usage: str) -> None:
+    assert f"\n| `{usage}` | " in (ROOT / "docs" / "reference" / "data.md").read_text()
+    assert f"\n    {usage} " in (sources.__doc__ or "")
