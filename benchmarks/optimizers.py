@@ -25,12 +25,11 @@ import vit_spec
 from parity.checkpoints.weights import as_checkpoint
 from train.jax.optimizers import make_optimizer as make_jax
 from train.jax.parameter_tree import tree
-from train.recipes import Optimizer
+from train.recipes import OPTIMIZERS, Optimizer
 from train.torch.optimizers import make_optimizer
 from train.torch.parameter_tree import tree as torch_tree
 from vit_spec import ViTConfig
 
-NAMES: tuple[Any, ...] = ("adamw", "sgd", "lamb", "lion", "adafactor", "muon")
 STEPS, RATE, NO_CLIP = 4, 1.0, 1e9
 Updates = dict[str, np.ndarray]  # by the names of the PyTorch twin
 
@@ -133,7 +132,7 @@ def main() -> None:
     print(f"{platform.machine()}, Python {platform.python_version()}, {versions}\n")
     print("| optimizer | JAX - PyTorch, float64 | JAX, float32 | PyTorch, float32 | optax, float32 | torch, float32 |")
     print("|---|---|---|---|---|---|")
-    for name in NAMES:
+    for name in OPTIMIZERS:
         settings = Optimizer(name=name, clip=NO_CLIP)
         ours = make_jax(settings, config)
         exact = of_torch(config, own(settings, config), np.float64)

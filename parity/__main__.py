@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
+from parity.checkpoints import containers
 from parity.checkpoints.config_overrides import split_overrides
 from parity.checkpoints.format_file import read_format
 from parity.checkpoints.formats import registered
@@ -88,11 +89,9 @@ def _build_parser() -> Parser:
         "target", metavar="DST", help="the file to write, or the folder if DST ends with a slash or has no suffix"
     )
     sub.add_argument("--to", required=True, metavar="FORMAT", help="the format to write; `formats` lists all")
-    sub.add_argument(
-        "--container",
-        metavar="KIND",
-        help="safetensors, pth, npz, msgpack, orbax or dcp; by default, the suffix of DST decides",
-    )
+    *kinds, last = containers.names()
+    text = f"{', '.join(kinds)} or {last}; by default, the suffix of DST decides"
+    sub.add_argument("--container", metavar="KIND", help=text)
     sub.add_argument(
         "--dtype",
         metavar="TYPE",

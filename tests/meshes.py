@@ -2,7 +2,7 @@
 
     python -m tests.meshes data=8 data=2,fsdp=2,tensor=2 ...      # in float64
     python -m tests.meshes --bfloat16 data=2,fsdp=2,tensor=2      # one step in bfloat16, for the program that XLA dumps
-    python -m tests.meshes --parts data=2,fsdp=2,tensor=2         # one update of each of OPTIMIZERS, and one step of MODEL
+    python -m tests.meshes --parts data=2,fsdp=2,tensor=2         # an update of each of NOT_ELEMENTWISE, a step of MODEL
 
 The first two use drop path, mixup, gradient accumulation and an EMA.  On the meshes of TAUGHT, the first also trains a
 student with a teacher, class weights and remat.  XLA_FLAGS sets the number of devices, so tests run this module in a
@@ -54,7 +54,7 @@ RECIPE = Recipe(
 STEPS = 3
 TAUGHT = ("data=1", "data=2,fsdp=2,tensor=2")
 
-OPTIMIZERS = ("muon", "adafactor", "lamb")  # optimizers whose updates are not elementwise
+NOT_ELEMENTWISE = ("muon", "adafactor", "lamb")  # optimizers whose updates are not elementwise
 PLAIN_RECIPE = Recipe(batch_size=8)
 MODEL = CONFIG.replace(norms={"shared_norm": True}, attention={"qkv_bias": "qv", "proj": False})
 
@@ -162,7 +162,7 @@ def measure_optimizers(mesh: str) -> dict[str, Any]:
     }
     adamw_transfers = estimate_memory(CONFIG, PLAIN_RECIPE, sizes, param_bytes=8).transfers
     differences: list[float] = []
-    for name in OPTIMIZERS:
+    for name in NOT_ELEMENTWISE:
         with jax.enable_x64(True):
             update, compiled = first_update(name, engine.mesh)
             if name == "muon":

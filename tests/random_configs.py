@@ -1,5 +1,6 @@
 """A hypothesis strategy that draws random configs, for tests of properties that every model must have."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,10 +25,11 @@ ROTARY = ("none", "axial", "dinov3", "eva", "rope_vit", "mixed")
 @st.composite
 def configs(draw: st.DrawFn) -> ViTConfig:
     """Draw any config of a few thousand parameters."""
+    return config_of_choices(lambda *values: draw(st.sampled_from(values)))
 
-    def one(*values: Any) -> Any:
-        return draw(st.sampled_from(values))
 
+def config_of_choices(one: Callable[..., Any]) -> ViTConfig:
+    """Return the config in which `one(*values)` chooses a value of each option."""
     flag = partial(one, True, False)
     heads, dim, patch, class_token = one(1, 2, 3), one(4, 8), (one(2, 3), one(2, 4)), flag()
     pool = one("mean", "attention", "none", *(["token", "token_mean"] if class_token else []))
@@ -62,6 +64,7 @@ def configs(draw: st.DrawFn) -> ViTConfig:
             covers=covers,
             factorized=factorized,
             rotary=rotary,
+            rotary_base=one(100.0, 10000.0),
             rotary_start=one(0.0, 1.0) if rotary in ("eva", "rope_vit") else 0.0,
             rotary_grid=one(None, (3, 5)) if rotary in ("eva", "rope_vit") else None,
             relative=relative,

@@ -1,8 +1,13 @@
-"""What the pages name exists, and the figure at the top of README.md is the measured one."""
+"""What the pages name exists and what exists is registered and named; figures of README.md are the measured ones."""
 
 import pkgutil
 import re
+from typing import Any
 
+import pytest
+
+import vit_spec
+from parity.checkpoints import containers, formats
 from tests import ROOT
 
 PACKAGES = ("vit_spec", "vit_jax", "vit_torch", "parity", "train", "tests")
@@ -36,6 +41,33 @@ def test_the_agreement_at_the_top_of_the_readme_is_the_largest_difference_measur
     (stated,) = re.findall(r"ViT-B/16 agree to (\S+) in float64", (ROOT / "README.md").read_text())
     assert float(stated) == max(float(value) for row in rows for value in row)
     assert f">{stated}<" in (ROOT / "docs" / "overview.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern", "count"),
+    [
+        ("README.md", r"(\d+) formats", len(formats.formats())),
+        ("docs/index.md", r"(\d+) formats", len(formats.formats())),
+        ("README.md", r"(\d+) (?:models|named)\b", len(vit_spec.names())),
+        ("docs/measurements/parity.md", r"all (\d+) named models", len(vit_spec.names())),
+    ],
+)
+def test_pages_state_the_number_of_formats_and_of_models(page: str, pattern: str, count: int) -> None:
+    stated = re.findall(pattern, (ROOT / page).read_text())
+    assert stated and {int(number) for number in stated} == {count}
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "registered"),
+    [
+        (formats, "FORMAT", [formats.get(name) for name in formats.formats()]),
+        (containers, "CONTAINER", [containers.get(name) for name in containers.names()]),
+    ],
+)
+def test_every_format_and_container_is_registered(package: Any, name: str, registered: list[Any]) -> None:
+    modules = [pkgutil.resolve_name(f"{package.__name__}.{each.name}") for each in pkgutil.iter_modules(package.__path__)]
+    found = [getattr(module, name) for module in modules if hasattr(module, name)]
+    assert len(found) == len(registered) and all(each in registered for each in found)
 
 
 def resolves(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Both twins initialize every parameter as its row says: with the same shapes, means, variances and tables."""
 
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -137,3 +138,12 @@ def test_a_twin_inside_another_module_is_initialized_the_same_way() -> None:
     params = jax.jit(Pair().init)(jax.random.key(0), jax.numpy.zeros((1, 64, 48, 3)))["params"]
     assert abs(float(params["vit"]["cls_token"].mean()) - 0.5) < 5 * sqrt(1 / 12 / 64)
     assert (params["vit"]["blocks"]["ls1"]["gamma"] == np.float32(0.1)).all()
+
+
+@pytest.mark.parametrize("twin", PARAMETERS)
+def test_an_unknown_distribution_is_refused(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = vit_spec.get("vit_ti16", depth=1, num_classes=3)
+    unknown = {name: replace(row, law=Law("cauchy", (1.0,))) for name, row in rows(config).items()}
+    monkeypatch.setattr(f"vit_{twin}.layers.rows", lambda config: unknown)
+    with pytest.raises(ValueError, match="unknown distribution 'cauchy'"):
+        PARAMETERS[twin](config)

@@ -1,8 +1,12 @@
 """The twins compute the same function (G0, float64) with equal accuracy (G1, float32): see `parity.comparison.twins`."""
 
 import typing
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from functools import cache
+from operator import attrgetter
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +20,7 @@ import vit_spec
 import vit_torch
 from parity.comparison.tolerances import ErrorBudget, ErrorNorms
 from parity.comparison.twins import compare
-from tests import random_configs
-from tests.random_configs import RESAMPLING, configs
+from tests.random_configs import RESAMPLING, config_of_choices, configs
 from tests.twins import NO_KERNEL_FUSION, perturbed_params, random_images, small_config, small_models
 from vit_jax import layers as jax_layers
 from vit_spec import InputError, ViTConfig
@@ -76,7 +79,7 @@ def test_a_random_config_is_the_same_function_in_both_twins(config: ViTConfig, s
 
 
 def test_each_activation_is_one_function_in_both_twins_and_no_two_are_the_same() -> None:
-    """A kind that a twin lacks would be the identity there."""
+    """A kind may be another function of the same name in one of the twins."""
     kinds = typing.get_args(typing.get_type_hints(vit_spec.Mlp)["activation"])
     x = np.linspace(-9, 9, 64).reshape(16, 2, 2)
     with jax.enable_x64():
@@ -87,23 +90,66 @@ def test_each_activation_is_one_function_in_both_twins_and_no_two_are_the_same()
     assert len({value.tobytes() for value in in_jax.values()}) == len(kinds)
 
 
+def test_an_unknown_activation_is_refused_by_both_twins_alike() -> None:
+    with pytest.raises(ValueError, match="unknown activation 'spiral'") as in_jax:
+        jax_layers.activation(jax.numpy.ones(2), "spiral")
+    with pytest.raises(ValueError, match="unknown activation 'spiral'") as in_torch:
+        torch_layers.activation(torch.ones(2), "spiral")
+    assert str(in_jax.value) == str(in_torch.value)
+
+
+# Fields that random configs leave at their default, because they do not change what a model computes in inference.
+NOT_DRAWN = ("pixels", "tokens.init", "head.init", "regularisation")
+
+
+@cache
+def drawn_configs() -> list[ViTConfig]:
+    """Return configs of the strategy; the seed is fixed, and more than 50 of them have the rarest value."""
+    choice = Random(0).choice
+    return [config_of_choices(lambda *values: choice(values)) for _ in range(2000)]
+
+
+def missing_values(configs: list[ViTConfig]) -> list[str]:
+    """Return what no config has: values of a Literal, True or False, None or another value, or a second value."""
+    missing = []
+    for name, hint in dotted_fields(ViTConfig):
+        found = {attrgetter(name)(config) for config in configs}
+        if typing.get_origin(hint) is typing.Literal or hint is bool:
+            wanted = (True, False) if hint is bool else typing.get_args(hint)
+            missing += [f"{name}={value!r}" for value in wanted if value not in found]
+        elif type(None) in typing.get_args(hint):
+            missing += [f"{name}=None"] * (None not in found) + [f"{name} other than None"] * (found == {None})
+        elif len(found) < 2:
+            missing.append(f"a second value of {name}")
+    return missing
+
+
+def dotted_fields(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the type of each field that random configs should vary."""
+    for name, hint in typing.get_type_hints(cls).items():
+        if is_dataclass(hint):
+            yield from dotted_fields(hint, f"{name}.") if name not in NOT_DRAWN else ()
+        elif prefix + name not in NOT_DRAWN:
+            yield prefix + name, hint
+
+
 def test_random_configs_have_every_choice_of_the_config() -> None:
-    source = Path(random_configs.__file__).read_text()
-    parts = [
-        annotation
-        for annotation in typing.get_type_hints(ViTConfig).values()
-        if hasattr(annotation, "__dataclass_fields__")
-    ]
-    hints = {field.name: typing.get_type_hints(part)[field.name] for part in parts for field in fields(part)}
-    choices = {
-        f'"{value}"'
-        for hint in hints.values()
-        if typing.get_origin(hint) is typing.Literal
-        for value in typing.get_args(hint)
-    }
-    flags = {name for name, hint in hints.items() if hint is bool}
-    assert len(choices) > 30 and len(flags) > 15
-    assert not [text for text in sorted(choices | flags) if text not in source]
+    assert missing_values(drawn_configs()) == []
+
+
+@pytest.mark.parametrize(
+    ("has_value", "missing"),
+    [
+        (lambda c: c.norms.kind == "rms", ["norms.kind='rms'"]),
+        (lambda c: c.norms.order == "res_post", ["norms.order='res_post'"]),
+        (lambda c: c.tokens.pad, ["tokens.pad=True"]),
+        (lambda c: c.mlp.bias, ["mlp.bias=True"]),
+        (lambda c: c.head.hidden is not None, ["head.hidden other than None"]),
+        (lambda c: c.tokens.registers, ["a second value of tokens.registers"]),
+    ],
+)
+def test_a_choice_that_random_configs_lack_is_reported(has_value: Callable[[ViTConfig], Any], missing: list[str]) -> None:
+    assert missing_values([config for config in drawn_configs() if not has_value(config)]) == missing
 
 
 def test_an_imprecise_twin_fails_only_g1(monkeypatch: pytest.MonkeyPatch) -> None:

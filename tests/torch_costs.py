@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 import vit_torch
 from tests.torch_meshes import CONFIG, MODELS, RECIPE, make_batch, make_engine
 from train.mesh import AXES
-from train.recipes import Optimizer
+from train.recipes import OPTIMIZERS, Optimizer
 from train.torch.engine import TorchEngine
 from train.torch.memory_estimate import estimate_memory
 from train.torch.sharding import local
@@ -155,7 +155,7 @@ def cases() -> dict[str, dict[str, Any]]:
     """Return the arguments of `make_engine` for each case."""
     plain = {"mesh": "data=2,fsdp=2,tensor=2", "optimizer": Optimizer()}
     found = {f"mesh {mesh}": {**plain, "mesh": mesh} for mesh in MESHES}
-    for name in ("sgd", "lamb", "lion", "adafactor", "muon"):
+    for name in OPTIMIZERS:
         found[name] = {**plain, "optimizer": Optimizer(name=name)}
     for name, changes in MODELS.items():
         found[name] = {**plain, "config": CONFIG.replace(**changes), "rng": "shared"}

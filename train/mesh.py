@@ -178,6 +178,14 @@ def sharded_axes(row: Row, config: ViTConfig, sizes: AxisSizes) -> dict[str, str
     return found
 
 
+def is_shared_by_heads(row: Row) -> bool:
+    """Return whether all heads have the same entries of a parameter, such as those of a norm of queries.
+
+    Along `tensor` each device computes the gradient of its heads only, so these gradients are summed.
+    """
+    return "dim" in row.axes and "head" not in row.axes
+
+
 def replication_note(config: ViTConfig, sizes: AxisSizes) -> str:
     """Return a line that names the parameters that stay replicated although the mesh should shard them; "" if they are few.
 

@@ -199,10 +199,12 @@ def _activate(x: Array, kind: str) -> Array:
             return nn.silu(x)
         case "mish":
             return x * jnp.tanh(nn.softplus(x))
+        case "none":
+            return x
         case "swiglu":
             gate, value = jnp.unstack(x, axis=-2)
             return nn.silu(gate) * value
-    return x
+    raise ValueError(f"unknown activation {kind!r}: give one of `vit_spec.Mlp.activation`, or add it to both twins")
 
 
 def supports_cudnn_attention(device: jax.Device) -> bool:
@@ -447,4 +449,6 @@ def _sample(law: Law, key: Array, shape: Shape) -> Array:
             magnitude, angle = (jnp.asarray(each, jnp.float32) for each in rotary_frequencies(shape[2], *law.arguments))
             angle = angle + jax.random.uniform(key, (shape[1], 1), jnp.float32, 0, 2 * np.pi)
             return magnitude * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
-    return law.std / TRUNCATED_STD * jax.random.truncated_normal(key, -2, 2, shape, jnp.float32)
+        case "trunc_normal":
+            return law.std / TRUNCATED_STD * jax.random.truncated_normal(key, -2, 2, shape, jnp.float32)
+    raise ValueError(f"unknown distribution {law.kind!r}: give a kind of `vit_spec.Law`, or add it to both twins")

@@ -142,10 +142,12 @@ def activation(x: Tensor, kind: str) -> Tensor:
             return F.silu(x)
         case "mish":
             return F.mish(x)
+        case "none":
+            return x
         case "swiglu":
             gate, value = x.unbind(-2)
             return F.silu(gate) * value
-    return x
+    raise ValueError(f"unknown activation {kind!r}: give one of `vit_spec.Mlp.activation`, or add it to both twins")
 
 
 def attention(
@@ -316,3 +318,5 @@ def _sample(law: Law, parameter: Tensor) -> None:
         case "trunc_normal":
             parent = law.std / TRUNCATED_STD
             nn.init.trunc_normal_(parameter, 0, parent, -2 * parent, 2 * parent)
+        case _:
+            raise ValueError(f"unknown distribution {law.kind!r}: give a kind of `vit_spec.Law`, or add it to both twins")

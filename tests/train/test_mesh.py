@@ -38,6 +38,7 @@ from train.mesh import (
     Shard,
     axis_sizes,
     images_per_device,
+    is_shared_by_heads,
     parameters,
     parse_mesh,
     replication_note,
@@ -386,6 +387,19 @@ def test_parameters_without_weight_decay_are_replicated_along_fsdp() -> None:
     assert {name for name, axes in axes_by_name.items() if "fsdp" not in axes} == {
         name for name, row in vit_spec.rows(CONFIG).items() if not row.decays
     }
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_norms_of_queries_and_keys_are_shared_by_all_heads(bias: bool) -> None:
+    options: dict[str, Any] = {
+        "attention": {"qk_norm": True, "out_norm": True, "qkv_bias": "qv"},
+        "head": {"pool": "attention"},
+    }
+    rotary = {"rotary": "mixed", "relative": "table"}
+    config = vit_spec.get("vit_s16").replace(**options, positions=rotary, norms={"bias": bias, "kind": "layer"})
+    kinds = ("weight", "bias") if bias else ("weight",)
+    expected = {f"blocks.attn.{norm}.{kind}" for norm in ("q_norm", "k_norm") for kind in kinds}
+    assert {name for name, row in vit_spec.rows(config).items() if is_shared_by_heads(row)} == expected
 
 
 @pytest.mark.parametrize(

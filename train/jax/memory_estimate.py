@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Literal
 
 from train.jax.optimizer_state import update_transfers
-from train.mesh import BATCH_AXES, AxisSizes, Parameter
+from train.mesh import BATCH_AXES, AxisSizes, Parameter, is_shared_by_heads
 from train.recipes import Recipe
 from train.step_cost import MemoryEstimate, Step, state_memory
 from vit_spec import ViTConfig
@@ -155,7 +155,7 @@ def _parameter_transfers(s: Step, parameter: Parameter, compiler: Compiler) -> C
         transfers["all-reduce", s.joined(["data"])] += size // shards
     else:
         transfers["all-reduce", s.joined(BATCH_AXES)] += size
-        if is_norm and kind[0] in ("q_norm", "k_norm"):  # shared by heads
+        if is_shared_by_heads(parameter.row):
             transfers["all-reduce", s.joined(["tensor"])] += size
     return transfers
 

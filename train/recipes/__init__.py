@@ -12,6 +12,7 @@ from train.recipes import articles, plain, published, small
 from train.recipes.augmentation import Augment
 from train.recipes.published import REQUIRE_INIT
 from train.recipes.recipe import (
+    OPTIMIZERS,
     DataInfo,
     Model,
     Optimizer,
@@ -23,8 +24,8 @@ from train.recipes.recipe import (
     parse_recipe,
 )
 
-__all__ = ["IMAGENET", "RECIPES", "REQUIRE_INIT", "Augment", "DataInfo", "Model", "Optimizer", "Recipe", "Task"]
-__all__ += ["config_overrides", "flatten_fields", "model_config", "parse_recipe"]
+__all__ = ["IMAGENET", "OPTIMIZERS", "RECIPES", "REQUIRE_INIT", "Augment", "DataInfo", "Model", "Optimizer", "Recipe"]
+__all__ += ["Task", "config_overrides", "flatten_fields", "model_config", "parse_recipe"]
 
 IMAGENET = plain.IMAGENET
 

@@ -4,7 +4,7 @@ import ast
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import vit_spec
 from train.recipes.augmentation import Augment
@@ -13,6 +13,9 @@ from train.recipes.schedule import DecayShape
 from vit_spec import InputError, ViTConfig
 
 Task = Literal["classes", "labels", "values"]
+
+OptimizerName = Literal["adamw", "sgd", "lamb", "lion", "adafactor", "muon"]
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 # The fields that are durations, with the unit of a number alone.
 DURATIONS = {"epochs": "epochs", "warmup": "share", "cooldown": "share", "eval_every": "epochs", "save_every": "epochs"}
@@ -50,7 +53,7 @@ class Model:
 class Optimizer:
     """The optimizer, with gradient clipping, layer-wise learning rates and freezing."""
 
-    name: Literal["adamw", "sgd", "lamb", "lion", "adafactor", "muon"] = "adamw"
+    name: OptimizerName = "adamw"
     """The update rule. Both trainers compute each of them alike, to rounding."""
     lr: float = 1e-3
     """Highest learning rate, reached at the end of the warm-up."""

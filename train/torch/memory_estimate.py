@@ -9,7 +9,7 @@ Nothing is allocated and no framework is imported.
 import math
 from collections import Counter
 
-from train.mesh import BATCH_AXES, AxisSizes, Parameter
+from train.mesh import BATCH_AXES, AxisSizes, Parameter, is_shared_by_heads
 from train.optimizer_state import axis_lengths, factored_axes, muon_transfers
 from train.recipes import Recipe
 from train.step_cost import MemoryEstimate, Step, state_memory
@@ -17,8 +17,6 @@ from train.torch.tensor_support import check_tensor_support
 from vit_spec import ViTConfig
 
 Transfers = Counter[tuple[str, str]]
-
-SHARED_BY_HEADS = ("q_norm", "k_norm")  # norms whose gradients `train.torch.sharding` sums along `tensor`
 
 
 def estimate_memory(config: ViTConfig, recipe: Recipe, sizes: AxisSizes, *, param_bytes: int = 4) -> MemoryEstimate:
@@ -187,7 +185,7 @@ def _parameter_transfers(s: Step, parameter: Parameter) -> Transfers:
     else:
         for axis in BATCH_AXES:
             transfers["all-reduce", s.joined([axis])] += gradient
-    if set(parameter.row.name.split(".")) & set(SHARED_BY_HEADS):
+    if is_shared_by_heads(parameter.row):
         transfers["all-reduce", s.joined(["tensor"])] += gradient
     return transfers
 

@@ -32,12 +32,12 @@ from torch.nn.parallel import DistributedDataParallel
 import vit_torch
 from train.loop import heartbeat
 from train.loop.process import is_started_by_srun
-from train.mesh import AXES, BATCH_AXES, axis_sizes, shard_dims, sharded_axes
+from train.mesh import AXES, BATCH_AXES, axis_sizes, is_shared_by_heads, shard_dims, sharded_axes
 from train.mesh import Shard as MeshShard
 from train.torch import tensor_parallel
 from train.torch.parameter_tree import tree
 from train.torch.tensor_support import check_tensor_support
-from vit_spec import InputError, Row, ViTConfig
+from vit_spec import InputError, Row, ViTConfig, rows
 
 # Of a collective.  Evaluation and checkpoints of the main process may keep the others waiting; the end of a process is
 # noticed earlier, by its connections or by `train.loop.heartbeat`.
@@ -119,6 +119,9 @@ class ProcessMesh:
         if num_processes > 1:
             self._mesh = init_device_mesh(self.device.type, tuple(self.sizes.values()), mesh_dim_names=AXES)
         self._config = config
+        # The ends of their names: the wrapper of a model or of a block adds a word before them.
+        shared = (row.name.removeprefix("blocks.") for row in rows(config).values() if is_shared_by_heads(row))
+        self._shared_by_heads = tuple(f".{name}" for name in shared)
         self._shards = tree(config, lambda each: shard_dims(each.parameter, config, self.sizes))
 
     def _group(self, axis: str) -> dist.ProcessGroup:
@@ -188,7 +191,7 @@ class ProcessMesh:
             replicated = [each.grad for each in forward.parameters() if not isinstance(each, DTensor)]
             self._average([grad for grad in replicated if grad is not None])
         if self.sizes["tensor"] > 1 and is_last:
-            shared = [p.grad for name, p in forward.named_parameters() if name.endswith(tensor_parallel.SHARED_BY_HEADS)]
+            shared = [p.grad for name, p in forward.named_parameters() if name.endswith(self._shared_by_heads)]
             for gradient in (grad for grad in shared if grad is not None):
                 dist.all_reduce(gradient, group=self._group("tensor"))
 

@@ -18,9 +18,6 @@ from train.mesh import Shard
 from vit_torch.layers import Linear
 from vit_torch.model import Attention, AttentionPool, Mlp, RelativeBias, ViT
 
-# Parameters that all heads share: each process has the gradient of its heads only.
-SHARED_BY_HEADS = (".q_norm.weight", ".q_norm.bias", ".k_norm.weight", ".k_norm.bias")
-
 
 def part_of(entries: Tensor, shard: Shard, dim: int, index: int, count: int) -> Tensor:
     """Return the entries of one process, of a dimension that is divided among `count`."""

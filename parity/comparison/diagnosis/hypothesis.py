@@ -96,6 +96,7 @@ class Hypothesis:
     blocks_unchanged: whether everything before the final norm stays the same.
     manual_fix: what the user should do, for causes that no converted checkpoint fixes.
     per_block: whether the patch changes each block separately, so that it can be applied to one block only.
+    rare: whether the cause is unlikely to be one of two simultaneous causes; pairs with it are tried last.
     layer: the layer that changes, or "" if several do.
     solved_numbers: how many of its numbers were fitted to the expected outputs.
     interval: the other numbers that fit as well, in words, or "" if they are nearly equal.
@@ -111,6 +112,7 @@ class Hypothesis:
     blocks_unchanged: bool = False
     manual_fix: str = ""
     per_block: bool = False
+    rare: bool = False
     layer: str = ""
     solved_numbers: int = 0
     interval: str = ""

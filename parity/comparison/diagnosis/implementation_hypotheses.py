@@ -19,10 +19,22 @@ def implementation_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def _hypothesis(
-    name: str, family: str, patch: Patch, *, blocks_unchanged: bool = False, per_block: bool = False
+    name: str,
+    family: str,
+    patch: Patch,
+    *,
+    blocks_unchanged: bool = False,
+    per_block: bool = False,
+    rare: bool = False,
 ) -> Hypothesis:
     return Hypothesis(
-        name, family, patch=patch, blocks_unchanged=blocks_unchanged, manual_fix=FIX_REFERENCE_CODE, per_block=per_block
+        name,
+        family,
+        patch=patch,
+        blocks_unchanged=blocks_unchanged,
+        manual_fix=FIX_REFERENCE_CODE,
+        per_block=per_block,
+        rare=rare,
     )
 
 
@@ -33,25 +45,27 @@ def _blocks(c: ViTConfig) -> Iterator[Hypothesis]:
     forwards = {
         "attention and MLP read the same input": variants.parallel,
         "the MLP comes before attention": variants.swapped_halves,
-        "the MLP comes before attention, each with its own norm": variants.swapped_halves_with_norms,
         "attention is added to the normalized tokens": variants.residual("norm", "x"),
         "the MLP is added to the normalized tokens": variants.residual("x", "norm"),
         "both halves are added to the normalized tokens": variants.residual("norm", "norm"),
         "attention has no residual connection": variants.residual("none", "x"),
         "the MLP has no residual connection": variants.residual("x", "none"),
-        "neither half has a residual connection": variants.residual("none", "none"),
         "the MLP is added to the input of the block": variants.residual("x", "start"),
+        "attention reads tokens without a norm": variants.without_norm(first=True),
+        "the MLP reads tokens without a norm": variants.without_norm(first=False),
+    }
+    rare_forwards = {
+        "the MLP comes before attention, each with its own norm": variants.swapped_halves_with_norms,
+        "neither half has a residual connection": variants.residual("none", "none"),
         "attention is added to twice the tokens": variants.residual("double", "x"),
         "the MLP is added to twice the tokens": variants.residual("x", "double"),
         "attention is left out": variants.skip_halves(first=True, second=False),
         "the MLP is left out": variants.skip_halves(first=False, second=True),
         "the block is left out": variants.skip_halves(first=True, second=True),
-        "attention reads tokens without a norm": variants.without_norm(first=True),
-        "the MLP reads tokens without a norm": variants.without_norm(first=False),
     }
-    for name, forward in forwards.items():
+    for name, forward in {**forwards, **rare_forwards}.items():
         family = "norms of a block" if "norm" in name and "added" not in name else "sums of a block"
-        yield _hypothesis(name, family, variants.replace_blocks(forward), per_block=True)
+        yield _hypothesis(name, family, variants.replace_blocks(forward), per_block=True, rare=name in rare_forwards)
 
 
 def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
@@ -71,10 +85,13 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
         "the weights of norms are zero-centred: 1 is added to them": variants.weight_plus_one,
         "the bias of norms is added before the weight is applied": variants.bias_before_weight,
     }
-    patch_by_name = {name: variants.replace_norm_statistics(forward) for name, forward in forwards.items()}
-    patch_by_name |= {name: variants.replace_norm_forward(forward) for name, forward in full_forwards.items()}
-    for name, patch in patch_by_name.items():
-        yield _hypothesis(name, "LayerNorm formula", patch, per_block=True)
+    rare = (variants.no_std_division, variants.weight_plus_one, variants.bias_before_weight)
+    formulas: dict[str, tuple[Callable[..., Patch], Callable[..., Any]]] = {
+        **{name: (variants.replace_norm_statistics, forward) for name, forward in forwards.items()},
+        **{name: (variants.replace_norm_forward, forward) for name, forward in full_forwards.items()},
+    }
+    for name, (make_patch, forward) in formulas.items():
+        yield _hypothesis(name, "LayerNorm formula", make_patch(forward), per_block=True, rare=forward in rare)
     if c.attention.qk_norm:
         qk_norms = {"q_norm and k_norm are": ("q_norm", "k_norm"), "q_norm is": ("q_norm",), "k_norm is": ("k_norm",)}
         for subject, suffixes in qk_norms.items():
@@ -82,8 +99,9 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
                 variants.replace_norm_statistics(variants.no_mean_subtraction, suffixes),
                 variants.replace_norm_forward(variants.rms_norm, suffixes),
             )
-            yield _hypothesis(f"{subject} RMSNorm", "formula of q_norm and k_norm", no_mean, per_block=True)
-            yield _hypothesis(f"{subject} RMSNorm without bias", "formula of q_norm and k_norm", rms, per_block=True)
+            for what, patch in {"RMSNorm": no_mean, "RMSNorm without bias": rms}.items():
+                family = "formula of q_norm and k_norm"
+                yield _hypothesis(f"{subject} {what}", family, patch, per_block=True, rare=True)
     final_norms = [
         name
         for name, is_present in {
@@ -93,14 +111,14 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
         if is_present
     ]
     for norm in final_norms:
-        for name, forward in {**forwards, **full_forwards}.items():
-            make_patch = variants.replace_norm_statistics if name in forwards else variants.replace_norm_forward
+        for name, (make_patch, forward) in formulas.items():
             cause_name = f"{norm} alone differs: {name.replace('norms do', 'it does').replace('norms', 'it')}"
             yield _hypothesis(
                 cause_name,
                 "LayerNorm formula of one norm",
                 _patch_one_norm(make_patch, forward, norm),
                 blocks_unchanged=True,
+                rare=True,
             )
         for eps in (1e-5, 1e-6, 1e-12):
             if eps != c.norms.eps:
@@ -110,12 +128,11 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
                     variants.set_norm_eps(norm, eps),
                     blocks_unchanged=True,
                 )
-        yield _hypothesis(
-            f"{norm} is applied twice", "norm around the pooling", variants.apply_twice(norm), blocks_unchanged=True
-        )
+        name, patch = f"{norm} is applied twice", variants.apply_twice(norm)
+        yield _hypothesis(name, "norm around the pooling", patch, blocks_unchanged=True, rare=True)
     if c.norms.after_blocks and c.head.pool in ("token", "mean"):
         name = "the final norm is applied to the pooled feature again"
-        yield _hypothesis(name, "norm around the pooling", variants.norm_pooled_feature, blocks_unchanged=True)
+        yield _hypothesis(name, "norm around the pooling", variants.norm_pooled_feature, blocks_unchanged=True, rare=True)
 
 
 def _patch_one_norm(make_patch: Callable[..., Patch], forward: Callable[..., Any], norm: str) -> Patch:
@@ -175,7 +192,8 @@ def _activations(c: ViTConfig) -> Iterator[Hypothesis]:
     subject = "the gate's activation" if gated else "activation"
     for name, function in {**(CONFIG_ACTIVATIONS if gated else {}), **OTHER_ACTIVATIONS}.items():
         if not (gated and name == "silu"):
-            yield _hypothesis(f"{subject} is {name}", "activation", variants.replace_activation(function), per_block=True)
+            patch = variants.replace_activation(function)
+            yield _hypothesis(f"{subject} is {name}", "activation", patch, per_block=True, rare=name in OTHER_ACTIVATIONS)
 
 
 def block_field_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
@@ -208,19 +226,22 @@ def _attention(c: ViTConfig) -> Iterator[Hypothesis]:
     softmaxes: dict[str, Callable[..., Any]] = {
         "softmax runs over queries": lambda scores: scores.softmax(-2),
         "softmax runs over heads": lambda scores: scores.softmax(1),
-        "softmax runs over all pairs of tokens": lambda scores: scores.flatten(2).softmax(-1).view(scores.shape),
         "softmax is left out": lambda scores: scores,
+        "no token attends to later tokens (causal mask)": attention.causal_softmax,
+    }
+    rare_softmaxes: dict[str, Callable[..., Any]] = {
+        "softmax runs over all pairs of tokens": lambda scores: scores.flatten(2).softmax(-1).view(scores.shape),
         "softmax is a sigmoid": lambda scores: scores.sigmoid(),
         "softmax has one more term exp(0) in its denominator": lambda scores: (
             scores.exp() / (1 + scores.exp().sum(-1, keepdim=True))
         ),
-        "no token attends to later tokens (causal mask)": attention.causal_softmax,
         "attention weights are transposed": lambda scores: scores.softmax(-1).transpose(-1, -2),
     }
-    for name, function in softmaxes.items():
-        yield _hypothesis(name, "softmax", attention.replace_softmax(function), per_block=True)
+    for name, function in {**softmaxes, **rare_softmaxes}.items():
+        patch = attention.replace_softmax(function)
+        yield _hypothesis(name, "softmax", patch, per_block=True, rare=name in rare_softmaxes)
     merge = patches.patch_intermediate("blocks.*.attn.heads", attention.merge_heads_untransposed)
-    yield _hypothesis("heads are merged without transposing tokens and heads", "merged heads", merge)
+    yield _hypothesis("heads are merged without transposing tokens and heads", "merged heads", merge, rare=True)
 
 
 def _rotary(c: ViTConfig) -> Iterator[Hypothesis]:
@@ -276,7 +297,7 @@ def _rotary(c: ViTConfig) -> Iterator[Hypothesis]:
         for position, (y, x) in phases.items():
             if not is_axial or (y, x) != (-1, -1):  # there the axial angle is 0, as it is for prefix tokens already
                 name = f"prefix tokens are rotated like {position}"
-                yield _hypothesis(name, "rotary phase of prefix tokens", attention.prefix_rotated_as(y, x))
+                yield _hypothesis(name, "rotary phase of prefix tokens", attention.prefix_rotated_as(y, x), rare=True)
 
 
 def _tokens(c: ViTConfig) -> Iterator[Hypothesis]:
@@ -289,27 +310,25 @@ def _tokens(c: ViTConfig) -> Iterator[Hypothesis]:
                 f"positions are all one place {direction}", "rows of positions", variants.roll_positions(steps)
             )
     if c.positions.kind != "none":
-        yield _hypothesis(
-            "positions are added twice", "positions", patches.patch_intermediate("positions", lambda table: 2 * table)
-        )
-        yield _hypothesis(
-            "positions are not added", "positions", patches.patch_intermediate("positions", lambda table: 0 * table)
-        )
-    yield _hypothesis("patches are cut column by column", "order of patches", variants.column_major_patches)
+        twice = patches.patch_intermediate("positions", lambda table: 2 * table)
+        yield _hypothesis("positions are added twice", "positions", twice, rare=True)
+        zero = patches.patch_intermediate("positions", lambda table: 0 * table)
+        yield _hypothesis("positions are not added", "positions", zero, rare=True)
+    yield _hypothesis("patches are cut column by column", "order of patches", variants.column_major_patches, rare=True)
     cls, registers, prefix = int(c.tokens.class_token), c.tokens.registers, c.num_prefix
     if prefix and c.head.pool != "none":
         last = variants.change_tokens(lambda x, n: torch.cat([x[:, n:], x[:, :n]], 1))
-        yield _hypothesis("prefix tokens come after the patches", "order of tokens", last)
+        yield _hypothesis("prefix tokens come after the patches", "order of tokens", last, rare=True)
     if cls and registers:
         first = variants.change_tokens(
             lambda x, n: torch.cat([x[:, n - registers : n], x[:, : n - registers], x[:, n:]], 1)
         )
         name = "registers come before the class token, and the first token is used as the class token"
-        yield _hypothesis(name, "order of tokens", first)
+        yield _hypothesis(name, "order of tokens", first, rare=True)
         reverse = variants.change_tokens(
             lambda x, n: torch.cat([x[:, : n - registers], x[:, n - registers : n].flip(1), x[:, n:]], 1)
         )
-        yield _hypothesis("registers are in reverse", "order of tokens", reverse)
+        yield _hypothesis("registers are in reverse", "order of tokens", reverse, rare=True)
 
 
 def _pooling(c: ViTConfig) -> Iterator[Hypothesis]:
@@ -319,26 +338,34 @@ def _pooling(c: ViTConfig) -> Iterator[Hypothesis]:
     pools: dict[str, Callable[..., Any]] = {
         "all tokens but the first": lambda x, n: x[:, 1:].mean(1),
         "the maximum of each channel": lambda x, n: x[:, n:].amax(1),
+        "the last token": lambda x, n: x[:, -1],
+        "the second token": lambda x, n: x[:, 1],
+        "the sum of the patches": lambda x, n: x[:, n:].sum(1),
+    }
+    rare_pools: dict[str, Callable[..., Any]] = {
         "the maximum of each channel, prefix tokens included": lambda x, n: x.amax(1),
         "the mean of mean and maximum (avgmax)": lambda x, n: (x[:, n:].mean(1) + x[:, n:].amax(1)) / 2,
         "the mean of mean and maximum, prefix tokens included": lambda x, n: (x.mean(1) + x.amax(1)) / 2,
-        "the last token": lambda x, n: x[:, -1],
-        "the second token": lambda x, n: x[:, 1],
         "the first patch": lambda x, n: x[:, n],
-        "the sum of the patches": lambda x, n: x[:, n:].sum(1),
-        "the prefix tokens alone": lambda x, n: x[:, :n].mean(1),
-        "the mean of the class token and the patches' mean (pooled twice)": lambda x, n: (x[:, 0] + x[:, n:].mean(1)) / 2,
-        "the sum of the class token and the patches' mean": lambda x, n: x[:, 0] + x[:, n:].mean(1),
     }
+    if c.num_prefix:
+        rare_pools |= {
+            "the prefix tokens alone": lambda x, n: x[:, :n].mean(1),
+            "the mean of the class token and the patches' mean (pooled twice)": lambda x, n: (
+                (x[:, 0] + x[:, n:].mean(1)) / 2
+            ),
+            "the sum of the class token and the patches' mean": lambda x, n: x[:, 0] + x[:, n:].mean(1),
+        }
     if c.head.pool == "mean":
-        pools["the patches' mean, divided by their number again (pooled twice)"] = lambda x, n: (
-            x[:, n:].mean(1) / x[:, n:].shape[1]
-        )
-        pools["the patches' sum divided by the number of all tokens"] = lambda x, n: x[:, n:].sum(1) / x.shape[1]
-    needs_prefix = {"the mean of the class", "the sum of the class", "the prefix tokens"}
-    for name, function in pools.items():
-        if c.num_prefix or not name.startswith(tuple(needs_prefix)):
-            yield _hypothesis(f"pooling takes {name}", "pooling", variants.replace_pooling(function), blocks_unchanged=True)
+        rare_pools |= {
+            "the patches' mean, divided by their number again (pooled twice)": lambda x, n: (
+                x[:, n:].mean(1) / x[:, n:].shape[1]
+            ),
+            "the patches' sum divided by the number of all tokens": lambda x, n: x[:, n:].sum(1) / x.shape[1],
+        }
+    for name, function in {**pools, **rare_pools}.items():
+        patch = variants.replace_pooling(function)
+        yield _hypothesis(f"pooling takes {name}", "pooling", patch, blocks_unchanged=True, rare=name in rare_pools)
 
 
 def _outputs(c: ViTConfig) -> Iterator[Hypothesis]:
@@ -348,12 +375,17 @@ def _outputs(c: ViTConfig) -> Iterator[Hypothesis]:
         "logarithms of probabilities": lambda logits: logits.log_softmax(-1),
         "sigmoids": lambda logits: logits.sigmoid(),
     }
+    rare_changes: dict[str, Callable[..., Any]] = {}
     for dtype in HALF_DTYPES:
         cast = roundings.round_to(dtype)
-        changes[f"probabilities of logits rounded to {dtype}"] = lambda logits, cast=cast: cast(logits).softmax(-1)
-    for name, change in changes.items() if c.num_classes else ():
+        rare_changes[f"probabilities of logits rounded to {dtype}"] = lambda logits, cast=cast: cast(logits).softmax(-1)
+    for name, change in {**changes, **rare_changes}.items() if c.num_classes else ():
         yield _hypothesis(
-            f"the expected outputs are {name}", "kind of outputs", variants.change_outputs(change), blocks_unchanged=True
+            f"the expected outputs are {name}",
+            "kind of outputs",
+            variants.change_outputs(change),
+            blocks_unchanged=True,
+            rare=name in rare_changes,
         )
     if c.tokens.distillation:
         combinations: dict[str, Callable[..., Any]] = {
@@ -370,6 +402,5 @@ def _outputs(c: ViTConfig) -> Iterator[Hypothesis]:
         yield _hypothesis("the hidden layer of the head has no tanh", "hidden layer", no_tanh, blocks_unchanged=True)
         for name in ("relu", "sigmoid"):
             patch = variants.replace_hidden_activation(_functional(name))
-            yield _hypothesis(
-                f"the hidden layer of the head has {name} instead of tanh", "hidden layer", patch, blocks_unchanged=True
-            )
+            what = f"the hidden layer of the head has {name} instead of tanh"
+            yield _hypothesis(what, "hidden layer", patch, blocks_unchanged=True, rare=True)

@@ -22,7 +22,7 @@ def precision_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def _hypothesis(name: str, family: str, patch: Patch, *, per_block: bool = False) -> Hypothesis:
-    return Hypothesis(name, family, patch=patch, manual_fix=FIX_REFERENCE_CODE, per_block=per_block)
+    return Hypothesis(name, family, patch=patch, manual_fix=FIX_REFERENCE_CODE, per_block=per_block, rare=True)
 
 
 def _single_operations(c: ViTConfig) -> Iterator[Hypothesis]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis import numeric_hypotheses
-from parity.comparison.diagnosis.catalogue import catalogue, is_rare
+from parity.comparison.diagnosis.catalogue import catalogue
 from parity.comparison.diagnosis.evaluator import Evaluator, Progress, Result
 from parity.comparison.diagnosis.expected_outputs import Expected
 from parity.comparison.diagnosis.hypothesis import ROUNDING_FAMILIES, Runner, Trial
@@ -344,7 +344,7 @@ class Search:
         causes = [result.causes[0] for result in singles]
         outputs, families = [result.outputs for result in singles], [cause.family for cause in causes]
         order = likeliest_pairs(
-            outputs, self.baseline.outputs, self.subset.logits, families, [is_rare(cause) for cause in causes]
+            outputs, self.baseline.outputs, self.subset.logits, families, [cause.rare for cause in causes]
         )
         for done, (a, b) in enumerate(islice(order, self.budget)):
             self.evaluator.progress("pairs", done, self.budget)

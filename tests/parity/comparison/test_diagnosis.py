@@ -34,6 +34,7 @@ from parity.comparison.diagnosis import (
     read_expected_outputs,
 )
 from parity.comparison.diagnosis.catalogue import catalogue
+from parity.comparison.diagnosis.evaluator import Evaluator, Result
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.layer_hypotheses import operations, single_block_hypotheses
 from parity.comparison.diagnosis.numeric_hypotheses import scale_factors
@@ -369,6 +370,41 @@ def _add_noise(state: State) -> None:
     state[name] = state[name] + 0.1 * torch.randn(state[name].shape, generator=generator)
 
 
+def test_pairs_with_a_rare_cause_are_tried_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rare causes come first in this catalogue, so that they are tried last only because they are rare."""
+    common = ("activation is relu", "LayerNorm eps is 0.001", "one norm serves both halves", "the class token is zero")
+    trial = Trial(PLAIN, {}, np.zeros((1, PLAIN.in_channels, *PLAIN.image_size)), None)
+    causes = sorted(
+        (cause for cause in catalogue(trial) if cause.name in {*RARE, *common}), key=lambda cause: cause.name not in RARE
+    )
+    tried: list[tuple[str, ...]] = []
+    original = Evaluator.try_causes
+
+    def record(self: Evaluator, causes: tuple[Hypothesis, ...], *others: Any) -> Any:
+        tried.append(tuple(cause.name for cause in causes))
+        return original(self, causes, *others)
+
+    monkeypatch.setattr(Evaluator, "try_causes", record)
+    monkeypatch.setattr("parity.comparison.diagnosis.search.catalogue", lambda trial: causes)
+    diagnose_with(PLAIN, PLAIN, _add_noise)
+    rare_in_pair = [sum(name in RARE for name in pair) for pair in tried if len(pair) == 2 and {*pair} <= {*RARE, *common}]
+    assert rare_in_pair == sorted(rare_in_pair) and set(rare_in_pair) == {0, 1, 2}
+
+
+RARE = (
+    "softmax runs over all pairs of tokens",
+    "softmax has one more term exp(0) in its denominator",
+    "norms do not divide by the standard deviation",
+    "the weights of norms are zero-centred: 1 is added to them",
+    "the bias of norms is added before the weight is applied",
+    "attention is added to twice the tokens",
+    "the MLP is added to twice the tokens",
+    "activation is tanh",
+    "pooling takes the first patch",
+    "images are rounded to bfloat16",
+)
+
+
 @pytest.fixture(scope="module")
 def unknown() -> Diagnosis:
     """Return the diagnosis of noise on one matrix, for which all stages of the search run."""
@@ -535,6 +571,7 @@ STRUCTURES = {
     "rotary of DINOv3": small_config(vit_spec.get("dinov3_s16")),
     "distilled": DISTILLED,
     "fixed positions": FIXED,
+    "positions of a sequence": FIXED.replace(positions={"table": "sincos_1d"}),
     "factorized positions": FACTORIZED,
     "norms of queries": NORMED,
     "attention pooling": small_config(vit_spec.get("siglip_b16")),
@@ -543,9 +580,9 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
-def test_every_cause_of_the_catalogue_can_be_run(name: str) -> None:
-    """Each runs separately, and in one of three structures together with a cause that removes the part it changes."""
+@cache
+def single_causes(name: str) -> tuple[Search, list[Hypothesis], list[Result]]:
+    """Return the search in a structure, its catalogue, and the result of each cause that could be run."""
     config = STRUCTURES[name]
     images = uint8_images(config)[:1]
     logits = model_outputs(config, checkpoint(config).arrays, images) + 1
@@ -553,15 +590,37 @@ def test_every_cause_of_the_catalogue_can_be_run(name: str) -> None:
     trial = Trial(
         config, {n: to_float64(parameter(checkpoint(config), n)) for n in vit_spec.rows(config)}, expectations.images, None
     )
-    search = Search(trial, expectations)
-    causes = catalogue(trial)
-    assert len([cause for cause in causes if search.evaluator.try_causes((cause,))]) > len(causes) / 2
+    search, causes = Search(trial, expectations), catalogue(trial)
+    return search, causes, [result for cause in causes if (result := search.evaluator.try_causes((cause,)))]
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_every_cause_of_the_catalogue_can_be_run(name: str) -> None:
+    """Each runs separately, and in one of three structures together with a cause that removes the part it changes."""
+    search, causes, results = single_causes(name)
+    assert len(results) > len(causes) / 2
     for one in [cause for cause in causes if REMOVES_PARTS.search(cause.name)]:
         for other in causes[list(STRUCTURES).index(name) % 3 :: 6 if one.patch else 3]:
             search.evaluator.try_causes((one, other))
-    for cause in [*single_block_hypotheses(config, causes), *operations(config)][::5]:
+    for cause in [*single_block_hypotheses(STRUCTURES[name], causes), *operations(STRUCTURES[name])][::5]:
         search.evaluator.try_causes((cause,))
     assert search.evaluator.discarded == []
+
+
+def test_every_family_of_causes_has_one_whose_outputs_no_other_family_gives() -> None:
+    """Such a cause is found: the error of no other cause is as small."""
+    families, told_apart = set(), set()
+    for name in STRUCTURES:
+        search, causes, results = single_causes(name)
+        families |= {cause.family for cause in causes}
+        outputs = [(result.causes[0].family, result.outputs) for result in results]
+        for family, own in outputs:
+            others = [search.baseline.outputs, *(output for other, output in outputs if other != family)]
+            distances = [np.linalg.norm(own - output) for output in others if output.shape == own.shape]
+            if min(distances, default=np.inf) > 1e-5 * np.linalg.norm(own):
+                told_apart.add(family)
+    # A bias of all keys adds the same number to all scores of a query, which a softmax ignores.
+    assert families - told_apart == {"bias of attn.k_norm"}
 
 
 REMOVES_PARTS = re.compile(

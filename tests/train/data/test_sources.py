@@ -4,9 +4,11 @@ import builtins
 import csv
 import errno
 import gzip
+import inspect
 import io
 import os
 import pickle
+import pkgutil
 import shutil
 import struct
 import zlib
@@ -18,8 +20,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests import DATA
-from train.data.sources import FileAccessError, decode, digits, open_dataset, open_test_split, read_image, stratified_split
+from tests import DATA, ROOT
+from train.data import sources
+from train.data.sources import (
+    FileAccessError,
+    decode,
+    digits,
+    examples,
+    open_dataset,
+    open_test_split,
+    read_image,
+    stratified_split,
+)
 from train.data.sources.splitting import split_rows
 from vit_spec import InputError
 
@@ -847,3 +859,50 @@ def test_digits_are_those_of_scikit_learn() -> None:
     load_digits = pytest.importorskip("sklearn.datasets").load_digits
     rows, expected = digits._read_rows(), load_digits()
     assert np.array_equal(rows[:, :64], expected.data) and np.array_equal(rows[:, 64], expected.target)
+
+
+# A source of your own -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def example_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the source in the docstring of `examples` as pets:PATH."""
+    _, code = (examples.__doc__ or "").split("and so on.\n")
+    names: dict[str, Any] = {}
+    exec(inspect.cleandoc(code), names)
+    monkeypatch.setitem(sources._SOURCES, "pets", sources._SourceKind("pets:PATH", names["open_splits"]))
+
+
+@pytest.mark.usefixtures("example_source")
+def test_the_source_in_the_docstring_reads_the_class_from_the_name_of_a_photograph(tmp_path: Path) -> None:
+    folder = tmp_path / "my cat-pictures"
+    folder.mkdir()
+    photographs = {f"{name}-{i}.jpg": random_image() for name in ("cat", "dog") for i in range(5)}
+    for name, photograph in photographs.items():
+        photograph.save(folder / name)
+    data = open_dataset(f"pets:{folder}")
+    assert data.classes == ("cat", "dog") and (len(data.train), len(data.held_out)) == (8, 2)
+    for part in (data.train, data.held_out):
+        for i, target in enumerate(part.targets):
+            name = Path(part.names[i]).name
+            assert name.startswith(data.classes[target])
+            assert part.read(i).tobytes() == Image.open(folder / name).tobytes()
+
+
+@pytest.mark.usefixtures("example_source")
+def test_the_source_in_the_docstring_refuses_a_missing_folder_and_one_without_photographs(tmp_path: Path) -> None:
+    usage = "give pets:PATH with PATH/CLASS-NUMBER.jpg inside"
+    assert error_message(f"pets:{tmp_path}/none") == f"{tmp_path}/none is not a folder: {usage}"
+    assert f"{tmp_path} leaves no images to train on" in error_message(f"pets:{tmp_path}")
+
+
+def test_every_data_source_is_registered() -> None:
+    modules = [pkgutil.resolve_name(f"{sources.__name__}.{each.name}") for each in pkgutil.iter_modules(sources.__path__)]
+    found = [module.open_splits for module in modules if hasattr(module, "open_splits")]
+    assert {kind.open_splits for kind in sources._SOURCES.values()} == set(found)
+
+
+@pytest.mark.parametrize("usage", [kind.usage for kind in sources._SOURCES.values()])
+def test_every_data_source_is_documented(usage: str) -> None:
+    assert f"\n| `{usage}` | " in (ROOT / "docs" / "reference" / "data.md").read_text()
+    assert f"\n    {usage} " in (sources.__doc__ or "")

@@ -26,7 +26,7 @@ from train.jax.engine import JaxEngine
 from train.jax.losses import soft_targets as jax_soft_targets
 from train.loop.init_from import draw_initial_weights
 from train.loop.teacher_weights import load_teacher
-from train.recipes import Augment, Optimizer, Recipe
+from train.recipes import OPTIMIZERS, Augment, Optimizer, Recipe
 from train.recipes.schedule import learning_rate
 from train.torch.engine import TorchEngine
 from train.torch.losses import loss_and_metric, soft_targets
@@ -218,7 +218,7 @@ def runs(draw: st.DrawFn) -> tuple[ViTConfig, dict[str, Any]]:
     rates["patch_drop"] *= config.positions.relative == "none"
     config = config.replace(num_classes=5, regularisation=rates, head={"pool": config.head.pool.replace("none", "mean")})
     optimizer = Optimizer(
-        name=one("adamw", "sgd", "lamb", "lion", "adafactor", "muon"),
+        name=one(*OPTIMIZERS),
         layer_decay=one(1.0, 0.7),
         freeze=one((), ("patch_embed.*",)),
         eps=1e-3,

@@ -1,5 +1,6 @@
 """The optimizers of both trainers: from the same state and gradients, one step agrees in float64 to 1e-14 of the update."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,10 +15,14 @@ import optax
 import parity
 import vit_spec
 from parity.checkpoints.weights import as_checkpoint
+from tests import ROOT, torch_meshes
+from train.jax import optimizers as jax_optimizers
 from train.jax.optimizers import make_optimizer as make_jax
 from train.jax.parameter_tree import tree
-from train.mesh import Parameter
-from train.recipes import Optimizer
+from train.mesh import Parameter, parameters
+from train.optimizer_state import state_size
+from train.recipes import OPTIMIZERS, Optimizer
+from train.torch import optimizers as torch_optimizers
 from train.torch.optimizers import AdamW, make_optimizer, orthogonalize
 from vit_spec import ViTConfig
 
@@ -108,7 +113,7 @@ def run_both(
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["defaults", "no-decay", "clipped", "layer-decay", "frozen"])
-@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion", "adafactor", "muon"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_agrees_with_that_of_jax_to_rounding(name: Any, options: dict[str, Any]) -> None:
     settings = Optimizer(name=name, **options)
     for after, before, of_jax, known in run_both(settings):
@@ -138,7 +143,7 @@ def test_adafactor_factors_the_parameters_of_each_block_by_themselves() -> None:
             assert (ours - theirs).norm() <= 1e-14 * theirs.norm() + 2e-16 * before[key].norm(), key
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion", "adafactor", "muon"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_in_float32_neither_framework_rounds_twice_as_much_as_the_other(name: Any) -> None:
     """With matrices of a real size: errors of sums grow with it."""
     settings, config = Optimizer(name=name, lr=1.0), vit_spec.get("vit_ti16", num_classes=10, depth=1, image_size=(32, 32))
@@ -151,6 +156,30 @@ def test_in_float32_neither_framework_rounds_twice_as_much_as_the_other(name: An
                 squares = [float((found[key].double() - tensor).square().sum()) for key, tensor in expected.items()]
                 errors.append(sum(squares) ** 0.5)
             assert max(errors) <= 2 * min(errors), errors
+
+
+def test_both_trainers_have_exactly_the_optimizers_of_recipes_and_each_is_tested_on_a_mesh() -> None:
+    assert set(torch_optimizers._BY_NAME) == {"adamw", *jax_optimizers._BY_NAME} == set(OPTIMIZERS)
+    assert set(torch_meshes.OPTIMIZERS) == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_an_optimizer_has_the_estimated_size(name: Any) -> None:
+    settings, params = Optimizer(name=name), random_tree(0)
+    moments = make_optimizer(settings, CONFIG, to_torch(params)).moments
+    in_torch = sum(entries.numel() for each in moments.values() for entries in each if entries.ndim)
+    # optax also counts steps, and has one entry per block for a moment that a parameter lacks; parameters are larger.
+    in_jax = sum(leaf.size for leaf in jax.tree.leaves(make_jax(settings, CONFIG).init(params)) if leaf.size > CONFIG.depth)
+    each = parameters(CONFIG, "jax").values()
+    estimated = sum(state_size(name, parameter, parameter.row.size, CONFIG) for parameter in each)
+    assert in_torch == in_jax == estimated
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_is_documented(name: str) -> None:
+    assert f"\n| {name} | " in (ROOT / "docs/reference/numerics.md").read_text().partition("## The optimizers")[2]
+    [row] = re.findall(r"\| `--optimizer\.name NAME` \| (.*) \|", (ROOT / "docs/guides/train.md").read_text())
+    assert name in re.split(r", | or ", row)
 
 
 def test_an_unsound_step_changes_nothing() -> None:

@@ -4,13 +4,23 @@ A source returns `DatasetSplits`, in which each split is `Examples` made from an
 a `Dataset`.  Nothing here decodes an image or builds a list of all names before it is needed, and everything that worker
 processes receive pickles cheaply.
 
-A complete source of two classes, as a guide:
+A complete source, as a guide: pets:PATH reads the photographs PATH/cat-1.jpg, PATH/dog-1.jpg and so on.
+
+    from pathlib import Path
+
+    import numpy as np
+
+    from train.data.sources.examples import UNSPLIT, DatasetSplits, ImageFiles, make_examples
+    from vit_spec import InputError
 
     def open_splits(place: str) -> DatasetSplits:
-        paths = sorted(str(path) for path in Path(place).glob("*.jpg"))
-        targets = np.array(["cat" in path for path in paths], np.int64)
-        train = make_examples(ImageFiles(Path(place), (os.path.basename(path) for path in paths)), targets)
-        return DatasetSplits(place, {UNSPLIT: lambda: train}, "classes", ("dog", "cat"))
+        folder = Path(place).expanduser()
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a folder: give pets:PATH with PATH/CLASS-NUMBER.jpg inside")
+        names = sorted(path.name for path in folder.glob("*-*.jpg"))
+        classes, targets = np.unique([name.split("-")[0] for name in names], return_inverse=True)
+        train = make_examples(ImageFiles(folder, names), targets.astype(np.int64))
+        return DatasetSplits(str(folder), {UNSPLIT: lambda: train}, "classes", tuple(map(str, classes)))
 """
 
 import os
