@@ -16,7 +16,7 @@ import vit_spec
 import vit_torch
 from parity.checkpoints.weights import as_checkpoint
 from tests.twins import perturbed_params, random_images, small_config
-from vit_jax.layers import make_noise as jax_noise
+from vit_jax.noise import make_noise as jax_noise
 from vit_spec import ViTConfig
 from vit_spec.noise import SITES_PER_PART, Site, drop_path_rates, drop_threshold, num_parts
 from vit_torch.noise import Noise, fold_in, make_noise, signed_threshold, threefry2x32

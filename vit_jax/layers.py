@@ -5,7 +5,7 @@ Kernels have the shape (*inputs, *outputs), with heads as a separate axis, so th
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,11 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax import compilation
 from vit_jax.compilation import MEAN, gradient_separately, is_on_gpu, recompute_in_backward, separately
 from vit_jax.execution import Execution
+from vit_jax.noise import Noise
 from vit_jax.normal_cdf import normal_cdf
 from vit_spec import InputError, Law, Row, ViTConfig, position_table, rows
 from vit_spec.initialisation import TRUNCATED_STD
-from vit_spec.noise import SITES_PER_PART, Site, drop_path_rates, drop_threshold, num_parts
+from vit_spec.noise import Site, drop_threshold
 from vit_spec.positions import rotary_frequencies
 
 Shape = tuple[int, ...]
@@ -28,7 +29,7 @@ Tables = tuple[np.ndarray, ...]
 
 
 def _wide(operation: Callable[[Array, Array], Array], x: Array, parameter: Array) -> Array:
-    """Return an operation on x and a parameter that broadcasts to it, both rounded to x's dtype.
+    """Return the result of an operation on x and a parameter that broadcasts to it, both rounded to x's dtype.
 
     It is computed in at least float32, and so is the gradient of the parameter, a sum over tokens.
     """
@@ -211,40 +212,6 @@ def supports_cudnn_attention(device: jax.Device) -> bool:
     """Return whether cuDNN's fused attention runs on a device: an NVIDIA GPU from Ampere (compute capability 8.0) on."""
     generation = str(getattr(device, "compute_capability", "")).partition(".")[0]  # AMD GPUs have names such as gfx942
     return generation.isdigit() and int(generation) >= 8
-
-
-class Noise(NamedTuple):
-    """The random numbers of a part of the model in training, as `vit_spec.noise` defines them.
-
-    Attributes:
-        keys: a key for each `Site`, (SITES_PER_PART,).
-        drop_path: the rate of stochastic depth and its `drop_threshold`, scalars.
-
-    For all blocks together, each array has a leading axis of the length `config.depth`.
-    """
-
-    keys: Array
-    drop_path: tuple[Array, Array]
-
-    def words(self, site: Site, shape: Shape) -> Array:
-        """Return the random words of an array of this shape, uint32."""
-        return jax.random.bits(self.keys[site], shape, jnp.uint32)
-
-
-def make_noise(config: ViTConfig, key: Array) -> tuple[Noise, Noise, Noise]:
-    """Return the random numbers before the blocks, in the blocks, and in attention pooling, for a forward pass.
-
-    Args:
-        config: the model.
-        key: the key of the forward pass.
-    """
-    parts = num_parts(config)
-    keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(parts * SITES_PER_PART))
-    keys = keys.reshape(parts, SITES_PER_PART, *key.shape)  # a key of the old kind is an array of two words
-    rates = drop_path_rates(config)
-    drop_path = jnp.asarray(rates, float), jnp.asarray([drop_threshold(rate) for rate in rates], jnp.uint32)
-    none = jnp.zeros(()), jnp.zeros((), jnp.uint32)
-    return Noise(keys[0], none), Noise(keys[1:-1], drop_path), Noise(keys[-1], none)
 
 
 def attention(

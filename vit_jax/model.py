@@ -17,7 +17,6 @@ from vit_jax.execution import Execution
 from vit_jax.layers import (
     LayerScale,
     Linear,
-    Noise,
     Norm,
     PatchProjection,
     ViTModule,
@@ -28,11 +27,11 @@ from vit_jax.layers import (
     check_images,
     drop_path,
     dropout,
-    make_noise,
     mix_rotary,
     sample_kept_tokens,
     scan_blocks,
 )
+from vit_jax.noise import Noise, make_noise
 from vit_spec import InputError, position_table, relative_tables, resampling_matrices, rotary_tables
 from vit_spec.noise import Site
 
