@@ -2,9 +2,12 @@
 
 The n-th call of dropout in either framework takes the n-th mask of one stream of random numbers.  In JAX the masks replace
 `jax.random.bernoulli`, which every library's dropout calls; in PyTorch they replace dropout functions and
-`Tensor.bernoulli_`.
+`Tensor.bernoulli_`.  Random numbers that cannot be given in this way are refused, because two models that draw their own
+would seem to be different functions: those of other functions of PyTorch, and those of a loop of JAX.
 """
 
+import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +20,7 @@ from vit_spec import InputError
 _ELEMENTWISE = ("dropout", "dropout_")
 _BY_CHANNEL = ("feature_dropout", "feature_dropout_", "dropout1d", "dropout2d", "dropout3d")
 _SAME_RATE = 1e-7  # one of two equal rates may have been rounded to float32
-_UNKNOWN = ("alpha_dropout", "feature_alpha_dropout", "rrelu")
+_REMEDY = "set its rate to 0, or compare in evaluation, without train=True"
 
 
 class MaskStream:
@@ -91,12 +94,21 @@ class MaskStream:
 
     @contextmanager
     def in_flax(self) -> Iterator[None]:
-        """Let `jax.random.bernoulli` return the masks, from the first one on."""
+        """Let `jax.random.bernoulli` return the masks, from the first one on.
+
+        Raises:
+            InputError: a mask is drawn in a loop of JAX.
+        """
         import jax
 
         original, self.calls["flax"], self._keys = jax.random.bernoulli, [], []
 
         def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, mode: str = "low", *, out_sharding: Any = None) -> Any:
+            if _is_in_loop():
+                raise InputError(
+                    "a dropout of flax is in a scan or another loop of JAX, where only one mask for all steps can be given:"
+                    f" with train=True loop in Python, {_REMEDY}"
+                )
             self._keys.append(key)
             return jax.numpy.asarray(self.draw("flax", tuple(np.shape(p) if shape is None else shape), float(p)))
 
@@ -108,7 +120,11 @@ class MaskStream:
 
     @contextmanager
     def in_torch(self) -> Iterator[None]:
-        """Let PyTorch's dropout functions use the masks, from the first one on."""
+        """Let PyTorch's dropout functions use the masks, from the first one on.
+
+        Raises:
+            InputError: another function draws random numbers.
+        """
         import torch
         from torch.overrides import TorchFunctionMode
 
@@ -148,8 +164,6 @@ class MaskStream:
         class Mode(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-                if name in _UNKNOWN:
-                    raise InputError(f"torch calls {name}, whose random numbers cannot be given from outside")
                 if name in _ELEMENTWISE:
                     return dropout(*args, **_with_own_names(kwargs))
                 if name in _BY_CHANNEL:
@@ -159,10 +173,31 @@ class MaskStream:
                 if name == "bernoulli_":
                     x, p = args[0], float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
                     return x.copy_(mask(x, x.shape, p))
-                return func(*args, **kwargs)
+                # Names would miss functions that draw only in some calls, as `lstm` does with dropout between its layers.
+                before = torch.get_rng_state()
+                returned = func(*args, **kwargs)
+                if not torch.equal(before, torch.get_rng_state()):
+                    raise InputError(
+                        f"torch calls {name}, whose random numbers cannot be given to both models: with train=True use "
+                        f"nn.Dropout or Tensor.bernoulli_ instead, {_REMEDY}"
+                    )
+                return returned
 
         with Mode():
             yield
+
+
+def _is_in_loop() -> bool:
+    """Return whether the caller is in the body of a loop of JAX, which is traced once for all steps."""
+    import jax
+
+    loops = {inspect.unwrap(loop).__code__ for loop in (jax.lax.scan, jax.lax.while_loop)}  # which the other loops call
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code in loops:
+            return True
+    return False
 
 
 def _with_own_names(arguments: dict[str, Any]) -> dict[str, Any]:

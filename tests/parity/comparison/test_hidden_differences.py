@@ -14,6 +14,7 @@ from flax import linen, nnx
 from torch import nn
 
 from parity.comparison.any_model.assertion import compare_models
+from parity.comparison.any_model.random_masks import MaskStream
 from tests.pairs_of_models import perturbed_module
 from vit_spec import InputError
 
@@ -202,6 +203,117 @@ def test_the_dropout_of_nnx_has_the_same_masks(rate: float) -> None:
     report = compare_models(Dropped.__call__, flax, nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5)), ROWS, train=True)
     assert report.passed == (rate == 0.5), str(report)
     assert 0 < (report.runs["torch float64"]["output"] == 0).mean() < 1
+
+
+def _drop_path_by_rand(y: Any) -> Any:
+    return y * torch.floor(0.7 + torch.rand(len(y), 1)) / 0.7
+
+
+class Recurrent(nn.Module):
+    """A GRU of two layers with dropout between them."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 4, 2, dropout=rate)
+
+    def forward(self, x: Any) -> Any:
+        return self.gru(x)[0]
+
+
+class Attending(nn.Module):
+    """Attention with dropout of its weights."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(4, 2, dropout=rate)
+
+    def forward(self, x: Any) -> Any:
+        return self.attn(x, x, x)[0]
+
+
+RANDOM = {
+    "rand": Product(_drop_path_by_rand),
+    "rand_like": Product(lambda y: y * (torch.rand_like(y) < 0.7)),
+    "randn_like": Product(lambda y: y + torch.randn_like(y)),
+    "uniform_": Product(lambda y: y + torch.empty_like(y).uniform_()),
+    "rrelu": Product(lambda y: nn.functional.rrelu(y, training=True)),
+    "alpha_dropout": Product(lambda y: nn.functional.alpha_dropout(y, 0.1, training=True)),
+    "gru": Recurrent(0.1),
+    "multi_head_attention_forward": Attending(0.1),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_of_torch_that_are_no_masks_are_refused_in_training(name: str) -> None:
+    with pytest.raises(InputError, match=f"^torch calls {name}, whose .*: with train=True use nn.Dropout or"):
+        compare(same, RANDOM[name], train=True)
+
+
+@pytest.mark.parametrize("module", [Recurrent(0.0), Attending(0.0), Product(nn.AlphaDropout(0.0))])
+def test_functions_that_draw_no_random_numbers_run_in_training(module: nn.Module) -> None:
+    module.train()
+    masks = MaskStream(0)
+    with masks.in_torch():
+        module(torch.tensor(ROWS))
+    assert masks.calls["torch"] == []
+
+
+class Layer(linen.Module):
+    """A layer with dropout, for a scan."""
+
+    rate: float
+
+    @linen.compact
+    def __call__(self, x: Any, _: Any) -> Any:
+        return linen.Dropout(self.rate, deterministic=False)(linen.Dense(4)(x)), None
+
+
+class Layers(nn.Module):
+    """Three layers with dropout."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layers, self.rate = nn.ModuleList(nn.ModuleDict({"Dense_0": nn.Linear(4, 4)}) for _ in range(3)), rate
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = nn.functional.dropout(layer["Dense_0"](x), self.rate)
+        return x
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_a_dropout_in_a_scan_of_linen_is_refused(rate: float) -> None:
+    over_layers = linen.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True, "dropout": True}, length=3)
+    flax = over_layers(rate, name="layers")
+    keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    variables = jax.tree.map(lambda leaf: leaf + RNG.standard_normal(leaf.shape) / 9, flax.init(keys, ROWS, None))
+    variables = {"params": {"layers": variables["params"]}}
+
+    def apply(variables: Any, x: Any) -> Any:
+        return flax.apply({"params": variables["params"]["layers"]}, x, None, rngs={"dropout": keys["dropout"]})[0]
+
+    if rate:
+        with pytest.raises(InputError, match=r"^a dropout of flax is in a scan .*: with train=True loop in Python"):
+            compare_models(apply, variables, Layers(rate), ROWS, train=True)
+    else:
+        assert compare_models(apply, variables, Layers(rate), ROWS, train=True).passed
+
+
+LOOPS: dict[str, Callable[[Callable[[Any], Any], Any], Any]] = {
+    "scan": lambda f, y: jax.lax.scan(lambda y, _: (f(y), None), y, length=2)[0],
+    "map": lambda f, y: jax.lax.map(f, y),
+    "fori_loop": lambda f, y: jax.lax.fori_loop(0, 2, lambda n, y: f(y), y),
+    "while_loop": lambda f, y: jax.lax.while_loop(lambda y: (y > 0).all(), f, y),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_dropout_in_a_loop_of_jax_is_refused(loop: str) -> None:
+    def drop(y: Any) -> Any:
+        return linen.Dropout(0.1, deterministic=False).apply({}, y, rngs={"dropout": jax.random.key(0)})
+
+    with pytest.raises(InputError, match=r"^a dropout of flax is in a scan or another loop of JAX"):
+        compare(lambda y: LOOPS[loop](drop, drop(y)), lambda y: y, train=True)
 
 
 @pytest.mark.parametrize(("momentum", "wrong"), [(0.9, set()), (0.99, {"mean", "var"})])
