@@ -36,7 +36,7 @@ class Diagnosis:
     outputs: how many values were compared.
     tried: how many models were run.
     pairs: how many pairs of causes there are.
-    runners_up: the causes with the smallest errors that do not match.
+    runners_up: the causes with the smallest errors that do not match but explain at least half of the squared error.
     apart: if several causes match, a sentence that says whether other images would distinguish them.
     suspect: a sentence that names the first layer that differs, or the likeliest.
     disagreement: a sentence that names the first intermediate that still differs once the first match is applied; if there
@@ -84,7 +84,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """The answer in one line: MATCH, FOUND with the cause, or UNKNOWN with the nearest cause or the layer."""
+        """The answer in one line: MATCH, FOUND with the cause, or UNKNOWN, with the nearest cause if one comes near."""
         return f"{self._answer()}; but {self.caveat}" if self.caveat and (self.passed or self.matched) else self._answer()
 
     def _answer(self) -> str:

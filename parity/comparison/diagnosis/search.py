@@ -17,7 +17,12 @@ from parity.comparison.diagnosis.layer_search import LayerSearch
 from parity.comparison.diagnosis.output_precision import RoundingError, half_precision_dtype
 from parity.comparison.diagnosis.pair_order import likeliest_pairs
 from parity.comparison.diagnosis.score_bias import score_biases
-from parity.comparison.diagnosis.suspects import explained_share, has_exact_intermediates, matches_intermediates
+from parity.comparison.diagnosis.suspects import (
+    MIN_LIKELIEST_SHARE,
+    explained_share,
+    has_exact_intermediates,
+    matches_intermediates,
+)
 from parity.comparison.tolerances import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
@@ -39,6 +44,9 @@ SEARCH_OUTPUTS = 64  # about how many outputs the search compares; a match is co
 # quarter more, because the mean of few squares varies.
 DECIMAL_ROUNDING_RMS = 1.25 / math.sqrt(3)
 MAX_OTHERS = 5  # causes that do not match and are reported
+# Share of the error that may remain if a cause that does not match is reported: it explains half of the squared error, as a
+# layer that is named as the likeliest does.  Many wrong causes lower the error by a few percent.
+MAX_REMAINING_OTHER = math.sqrt(1 - MIN_LIKELIEST_SHARE)
 PAIR_FLOPS = 4e11  # FLOPs that the search for pairs may cost, unless MIN_PAIRS cost more
 MIN_PAIRS, MAX_PAIRS = 200, 2_000  # limits on the number of pairs to try; the likeliest come first
 
@@ -50,7 +58,8 @@ class SearchResult:
     baseline: the unchanged model.
     tolerance: the relRMS within which outputs match.
     matches: the causes that explain the difference equally well, the likeliest first.
-    others: the causes with the smallest errors that do not match, the smallest first.  The errors are those on all images.
+    others: the causes with the smallest errors that do not match, the smallest first, if they explain half of the squared
+        error.  The errors are those on all images.
     tried: how many models were run.
     pairs: how many pairs of causes there are.
     rounding: the rounding that explains the remaining error of the first match or of the baseline.
@@ -168,7 +177,7 @@ class Search:
         if len(self.subset) < len(self.expected):
             full_results = (self.evaluator.try_causes(each.causes, self.full_trial, self.expected) for each in nearest)
             nearest = sorted(filter(None, full_results), key=lambda result: result.error)
-        nearest = [result for result in nearest if result.error < full.error]
+        nearest = [result for result in nearest if result.error <= MAX_REMAINING_OTHER * full.error]
         if tolerance is None:
             tolerance = rounding.tolerance if rounding else self.tolerance
         lists = tuple(matches), tuple(nearest)

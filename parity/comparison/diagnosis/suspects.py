@@ -17,6 +17,7 @@ from vit_spec import rows
 EARLY_INTERMEDIATES = ("tokens", "positions", "cosines", "sines", "columns", "rows")  # they depend on few weights or none
 SIMILAR_SHARE = 0.9  # a layer that explains this part of what the likeliest explains is as likely
 MIN_SHARE = 0.9  # of the squared difference that a layer must explain to be named from the logits alone
+MIN_LIKELIEST_SHARE = 1 / 2  # to be named as the likeliest: below it, most of the squared difference has another cause
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,10 @@ class Suspect:
             text = f"; {self.agrees} agrees" if self.agrees else ""
             return f"the first layer that differs is {self.name}, by {self.value:.1e}{text}"
         if self.is_by_chance or self.value < MIN_SHARE:
+            is_named = self.independent_outputs > FEW_OUTPUTS and self.value >= MIN_LIKELIEST_SHARE
             likeliest = f"; the likeliest is {self.name}, which would explain {self.value:.0%} of the difference"
             return (
-                f"the logits alone do not identify the layer{likeliest if self.independent_outputs > FEW_OUTPUTS else ''}. "
+                f"the logits alone do not identify the layer{likeliest if is_named else ''}. "
                 "To identify it, add intermediates such as blocks.0 (the output of the first block) to the expected outputs"
             )
         names = ", ".join((self.name, *self.others))

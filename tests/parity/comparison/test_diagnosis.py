@@ -416,8 +416,16 @@ def test_a_cause_outside_the_catalogue_is_unknown(unknown: Diagnosis) -> None:
     assert "noise" not in str(unknown)  # the difference is the same in every run
 
 
-def test_the_logits_alone_give_a_suspect_layer(unknown: Diagnosis) -> None:
-    assert "explain" in unknown.suspect
+def test_causes_and_layers_that_explain_little_are_not_named(unknown: Diagnosis) -> None:
+    assert unknown.runners_up == () and "nearest cause" not in unknown.verdict
+    assert unknown.suspect.startswith("the logits alone do not identify the layer. To identify it, add intermediates")
+
+
+def test_a_cause_that_explains_most_of_the_difference_is_the_nearest() -> None:
+    diagnosis = diagnose_with(PLAIN, PLAIN.replace(head={"pool": "mean"}), _add_noise, pairs=0)
+    nearest = diagnosis.runners_up[0]
+    assert diagnosis.matched == () and nearest.error < diagnosis.before / 2
+    assert f"nearest cause: {nearest} (relRMS {nearest.error:.1e})" in diagnosis.verdict
 
 
 def test_intermediates_name_the_first_layer_that_differs() -> None:

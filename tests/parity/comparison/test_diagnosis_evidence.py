@@ -1,5 +1,6 @@
 """Diagnosis of outputs that carry little information: it claims no more than these outputs can show."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,19 @@ def test_every_layer_that_explains_the_difference_is_named() -> None:
     assert str(suspect).startswith("head, norm or an earlier layer: a change of one of these outputs alone would")
     alone = find_likeliest_suspect(before, before + missing, changed[:1], effects, 100, 40)
     assert str(alone).startswith("head or an earlier layer: a change of this output alone would explain 100%")
+
+
+@pytest.mark.parametrize("share", [0.45, 0.55])
+def test_a_layer_that_explains_less_than_half_of_the_difference_is_not_the_likeliest(share: float) -> None:
+    rng = np.random.default_rng(0)
+    before, missing, other = rng.standard_normal((3, 400, 5))
+    other -= missing * (other * missing).sum() / (missing * missing).sum()
+    other *= np.linalg.norm(missing) / np.linalg.norm(other)
+    effects = EffectDistribution.of(rng.standard_normal((100, 2000)))
+    changed = [("blocks.0.attn.qkv", before + math.sqrt(share) * missing + math.sqrt(1 - share) * other)]
+    suspect = find_likeliest_suspect(before, before + missing, changed, effects, 100, 2000)
+    text = f"the likeliest is blocks.0.attn.qkv, which would explain {share:.0%} of the difference"
+    assert (text in str(suspect)) == (share > 0.5) and "blocks.0 (the output of" in str(suspect)
 
 
 # Half precision -------------------------------------------------------------------------------------------------------
