@@ -280,8 +280,9 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
                 f"its config.json has {shown}{more}, which format {name!r} does not know and which may change the "
                 f"function: remove it if it does not"
             )
-    for fields in (whole, content):
-        _check_num_labels(fields, evidence.sizes.get("label", 0))
+    if "label" in evidence.sizes and not kind.startswith("clip"):  # the output of CLIP is a projection
+        for fields in (whole, content):
+            _check_num_labels(fields, evidence.sizes["label"])
     _check_types(content, {**defaults, "apply_layernorm": True})
     check_class(named, evidence, content)
     return {**defaults, **{key: value for key, value in content.items() if value is not None}}

@@ -19,12 +19,17 @@ def is_zero(array: Array, config: ViTConfig) -> bool:
 
 def is_position_ids(array: Array, config: ViTConfig) -> bool:
     """Return whether an array has the number of each row of the position table, in order."""
-    return np.array_equal(array.reshape(-1), np.arange(config.sizes["token"]))
+    return _is_stored(array.reshape(-1), np.arange(config.sizes["token"]))
 
 
 def is_relative_index(array: Array, config: ViTConfig) -> bool:
     """Return whether an array is `vit_spec.positions.relative_index` of a model."""
-    return np.array_equal(array, relative_index(config.grid, config.num_prefix))
+    return _is_stored(array, relative_index(config.grid, config.num_prefix))
+
+
+def _is_stored(array: Array, numbers: Array) -> bool:
+    """Return whether an array has these numbers, rounded to its dtype: a whole state dict may be in half precision."""
+    return np.array_equal(array, numbers.astype(array.dtype))
 
 
 def image_size_of_index(evidence: Evidence) -> Fields:
@@ -44,6 +49,6 @@ def image_size_of_index(evidence: Evidence) -> Fields:
     if min(short, patches) < 1 or short * long != patches or index.shape != (patches + prefix,) * 2:
         return {}
     for rows, columns in ((short, long), (long, short)):
-        if np.array_equal(index, relative_index((rows, columns), prefix)):
+        if _is_stored(index, relative_index((rows, columns), prefix)):
             return {"image_size": (rows * evidence.sizes["ph"], columns * evidence.sizes["pw"])}
     return {}

@@ -563,13 +563,15 @@ def test_a_contradictory_or_unknown_config_json_is_refused(tmp_path, fields, wor
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["hf-vit", "hf-clip", "hf-siglip"])
-def test_the_number_of_classes_in_config_json_may_be_that_of_the_outputs(tmp_path, name):
-    config = CONFIGS[name]
+@pytest.mark.parametrize(("name", "num_labels"), [("hf-vit", 5), ("hf-siglip", 0), ("hf-vit-bare", 2), ("hf-clip", 2)])
+def test_the_number_of_classes_in_config_json_is_that_of_a_classifier_if_there_is_one(tmp_path, name, num_labels):
+    """A model without a classifier has any number of classes, and CLIP's output is a projection."""
+    config = CONFIGS[name.removesuffix("-bare")]
+    config, name = (config.replace(num_classes=0), "hf-vit") if name.endswith("-bare") else (config, name)
     write(random_checkpoint(config), f"{tmp_path / 'out'}/", name)
     remove_metadata(tmp_path / "out")
     path = tmp_path / "out" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "num_labels": config.num_classes}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_labels": num_labels}))
     assert parity.load(tmp_path / "out").config.num_classes == config.num_classes
 
 

@@ -116,6 +116,15 @@ def test_an_index_of_relative_positions_with_another_convention_is_refused(
         )
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_an_index_is_compared_as_it_is_rounded_with_the_whole_state_dict(tmp_path: Path, dtype: str) -> None:
+    """The 2,212 offsets of 24 x 24 patches are rounded in both dtypes."""
+    config = BEIT.replace(image_size=(96, 96))
+    index = relative_index(config.grid, 1).astype(dtype)
+    assert parity.load(theirs(tmp_path, config, "timm", {TIMM_INDEX: index}), given=HEADS).config.image_size == (96, 96)
+    assert f"{TIMM_INDEX} of" in refusal(theirs(tmp_path, config, "timm", {TIMM_INDEX: index.T.copy()}), given=HEADS)
+
+
 @pytest.mark.parametrize("image_size", [(8, 56), (56, 8), (20, 20)])
 def test_the_index_shows_the_image_size_where_the_offsets_fit_several_grids(
     tmp_path: Path, image_size: tuple[int, int]
