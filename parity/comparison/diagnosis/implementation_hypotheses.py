@@ -69,7 +69,7 @@ def _blocks(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
-    """Yield other formulas of all norms, of the norms of queries and keys, and of the norms after the blocks."""
+    """Yield other formulas of all norms, of the norms of queries and keys, and of single norms."""
     if c.norms.kind != "layer":
         return
     forwards = {
@@ -102,6 +102,9 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
             for what, patch in {"RMSNorm": no_mean, "RMSNorm without bias": rms}.items():
                 family = "formula of q_norm and k_norm"
                 yield _hypothesis(f"{subject} {what}", family, patch, per_block=True, rare=True)
+    for norm in ("norm1",) if c.norms.shared_norm or c.norms.order == "parallel" else ("norm1", "norm2"):
+        for eps in _other_eps(c):
+            yield _eps_of(norm, eps, per_block=True)
     final_norms = [
         name
         for name, is_present in {
@@ -120,19 +123,23 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
                 blocks_unchanged=True,
                 rare=True,
             )
-        for eps in (1e-5, 1e-6, 1e-12):
-            if eps != c.norms.eps:
-                yield _hypothesis(
-                    f"eps of {norm} alone is {eps:g}",
-                    "eps of one norm",
-                    variants.set_norm_eps(norm, eps),
-                    blocks_unchanged=True,
-                )
+        for eps in _other_eps(c):
+            yield _eps_of(norm, eps, blocks_unchanged=True)
         name, patch = f"{norm} is applied twice", variants.apply_twice(norm)
         yield _hypothesis(name, "norm around the pooling", patch, blocks_unchanged=True, rare=True)
     if c.norms.after_blocks and c.head.pool in ("token", "mean"):
         name = "the final norm is applied to the pooled feature again"
         yield _hypothesis(name, "norm around the pooling", variants.norm_pooled_feature, blocks_unchanged=True, rare=True)
+
+
+def _eps_of(norm: str, eps: float, **options: bool) -> Hypothesis:
+    """Return the hypothesis that a norm, or the norm of this name in every block, has another eps than the other norms."""
+    return _hypothesis(f"eps of {norm} alone is {eps:g}", "eps of one norm", variants.set_norm_eps(norm, eps), **options)
+
+
+def _other_eps(c: ViTConfig) -> Iterator[float]:
+    """Yield usual values of eps that the config does not have."""
+    return (eps for eps in (1e-5, 1e-6, 1e-12, 1e-3) if eps != c.norms.eps)
 
 
 def _patch_one_norm(make_patch: Callable[..., Patch], forward: Callable[..., Any], norm: str) -> Patch:
@@ -204,9 +211,8 @@ def block_field_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
                 yield _hypothesis(
                     f"activation is {name}", "activation", variants.replace_activation(function), per_block=True
                 )
-    for eps in (1e-5, 1e-6, 1e-12, 1e-3):
-        if eps != c.norms.eps:
-            yield _hypothesis(f"LayerNorm eps is {eps:g}", "LayerNorm eps", _block_eps(eps), per_block=True)
+    for eps in _other_eps(c):
+        yield _hypothesis(f"LayerNorm eps is {eps:g}", "LayerNorm eps", _block_eps(eps), per_block=True)
     for order, forward in {"post": variants.post_norm, "res_post": variants.res_post_norm}.items():
         if order != c.norms.order and c.norms.order != "parallel":
             patch = variants.replace_blocks(forward)

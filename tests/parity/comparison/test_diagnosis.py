@@ -74,9 +74,17 @@ def uint8_images(config: ViTConfig = PLAIN, size: tuple[int, int] | None = None)
     return (rng.integers(0, 150, (8, height, width, config.in_channels)) + slope).astype(np.uint8)
 
 
-def model_outputs(config: ViTConfig, state: State, images: np.ndarray, execution: Any = None) -> np.ndarray:
-    """Return the float32 outputs of the PyTorch twin for uint8 images."""
+def model_outputs(
+    config: ViTConfig,
+    state: State,
+    images: np.ndarray,
+    execution: Any = None,
+    change_model: Callable[[Any], None] | None = None,
+) -> np.ndarray:
+    """Return the float32 outputs of the PyTorch twin, with a change of its modules, for uint8 images."""
     model = vit_torch.ViT(config, execution).eval()
+    if change_model:
+        change_model(model)
     model.load_state_dict({name: state[name] for name in model.state_dict()})
     pixels = [np.array(values) for values in (config.pixels.mean, config.pixels.std)]
     x = torch.tensor((images / 255 - pixels[0]) / pixels[1], dtype=torch.float32).permute(0, 3, 1, 2)
@@ -151,6 +159,26 @@ def test_a_wrong_resampling_of_positions_is_named(mode: dict[str, Any]) -> None:
 def test_an_uncommon_eps_is_solved_for() -> None:
     diagnosis = diagnose_with(PLAIN, PLAIN.replace(norms={"eps": 3.7e-4}))
     assert diagnosis.matched[0].names == ("LayerNorm eps is 0.00037",), diagnosis.verdict
+
+
+VIT_TI = vit_spec.get("vit_ti16", image_size=(64, 64), num_classes=20, depth=3)
+
+
+@pytest.mark.parametrize("norm", ["norm1", "norm2"])
+@pytest.mark.parametrize(
+    ("config", "block", "eps"), [(VIT_TI, "", 1e-5), (VIT_TI, "", 1e-3), (PLAIN, "0.", 1e-3), (PLAIN, "1.", 1e-3)]
+)
+def test_another_eps_of_one_norm_of_the_blocks_is_named(config: ViTConfig, block: str, eps: float, norm: str) -> None:
+    def change_eps(model: Any) -> None:
+        for name, module in model.named_modules():
+            if name.startswith(f"blocks.{block}") and name.endswith(f".{norm}"):
+                module.eps = eps
+
+    file, images = checkpoint(config), uint8_images(config)
+    logits = model_outputs(config, file.arrays, images, change_model=change_eps)
+    diagnosis = diagnose(file, expected_outputs(images, logits, config), pairs=0)
+    where = f"in block {block[0]} alone, " if block else ""
+    assert [cause.names for cause in diagnosis.matched] == [(f"{where}eps of {norm} alone is {eps:g}",)], diagnosis.verdict
 
 
 def _change_tensors(end: str, change: Callable[[Any], Any]) -> Change:
