@@ -49,6 +49,6 @@ def image_size_of_index(evidence: Evidence) -> Fields:
     if min(short, patches) < 1 or short * long != patches or index.shape != (patches + prefix,) * 2:
         return {}
     for rows, columns in ((short, long), (long, short)):
-        if _is_stored(index, relative_index((rows, columns), prefix)):
+        if _is_stored(np.asarray(index), relative_index((rows, columns), prefix)):
             return {"image_size": (rows * evidence.sizes["ph"], columns * evidence.sizes["pw"])}
     return {}
