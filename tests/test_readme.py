@@ -133,6 +133,9 @@ def test_the_diagnosis_of_the_readme_finds_the_cause_shown_there_and_its_fix_wor
     done = run_python(command, ported)
     assert done.returncode == 1
     assert f"\n{cause} (" in done.stdout and f"\n  fix: python {fix}\n" in done.stdout
+    guide = (ROOT / "docs" / "guides" / "port.md").read_text()
+    shown = re.findall(r"^(runner-up: .*) \(relRMS", guide, re.M)
+    assert shown and all(f"\n{line} (" in done.stdout for line in shown), done.stdout
     run(fix, ported)
     again = [argument.replace("ported.pth", "FIXED.safetensors") for argument in command]
     assert "MATCH: nothing is wrong" in run(shlex.join(again), ported)
