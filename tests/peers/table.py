@@ -86,8 +86,9 @@ model = vit_torch.load("vit.pth", format="timm", given={{"norms.eps": 1e-5, "num
 
 A table of constants in a file (fixed sinusoids, rotary periods, the index of relative positions, `position_ids`, the zeros
 of a classifier without a bias) must equal the table that this project computes. A table of sinusoids or periods may have a
-lower precision than the weights, which is reported as an assumption; any other table is refused. The index of relative
-positions also shows the image size, which the number of its offsets may leave open.
+lower precision than the weights, which is reported as an assumption. An index or `position_ids` may be rounded to its
+dtype, as in a state dict in half precision. Any other table is refused. The index of relative positions also shows the
+image size, which the number of its offsets may leave open.
 
 ## Wrappers
 

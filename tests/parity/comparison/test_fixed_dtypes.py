@@ -13,7 +13,7 @@ from flax import linen, nnx
 from torch import nn
 
 from parity.comparison.any_model.assertion import compare_models
-from parity.comparison.any_model.trace.tables import _partners_by_place
+from parity.comparison.any_model.trace.tables import _SMOOTH, _partners_by_place, _roughness
 from tests.pairs_of_models import random_variables
 
 RNG = np.random.default_rng(0)
@@ -267,6 +267,26 @@ def test_the_columns_of_a_table_are_no_positions(grid: str, is_same: bool) -> No
         other = table * (1 + 4 * 2.0**-24 * RNG.uniform(-1, 1, other.shape))
     for a, b in ((table, other), (table.T.copy(), other.T.copy())):
         assert bool(list(_partners_by_place(a, [b]))) == is_same
+
+
+LAYOUTS: dict[str, Any] = {
+    "5 tokens": [np.arange(5)],
+    "2048 tokens": [np.arange(2048)],
+    "3x3 tokens": np.divmod(np.arange(9), 3),
+    "4x6 tokens": np.divmod(np.arange(24), 6),
+    "14x14 tokens": np.divmod(np.arange(196), 14),
+}
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_axis_of_positions_is_smooth_and_that_of_frequencies_is_not(layout: str, prefix: int) -> None:
+    """In float32, in which the angles are computed too, with and without a class token before the positions."""
+    frequencies = np.float32(10000) ** -(np.arange(256, dtype=np.float32) / np.float32(256))
+    angles = [np.asarray(each, np.float32)[:, None] * frequencies for each in LAYOUTS[layout]]
+    table = np.concatenate([part for each in angles for part in (np.sin(each), np.cos(each))], axis=1)
+    table = np.concatenate([np.zeros((prefix, table.shape[1])), table])
+    assert _roughness(table, 0) <= _SMOOTH / 5 and _roughness(table, 1) >= 4 * _SMOOTH
 
 
 def test_biases_beside_a_mask_are_compared_as_closely_as_without_it() -> None:

@@ -20,9 +20,10 @@ _ROUNDINGS = 8 * 2.0**-24
 # and their product.
 _ROUNDINGS_PER_UNIT = 12 * 2.0**-24
 
-# Roughness of an axis of positions, see `_roughness`: a table in float32 has up to 2e-6, and a grid of 7x7 positions 2e-4.
-# The axis of the frequencies has 8e-5 for 5 positions, and from 5e-4 on for more, always over 10 times that of positions.
-_SMOOTH, _ROUGHER = 1e-5, 10
+# The largest `_roughness` of an axis of positions, between those of the two kinds of axes: up to 2,048 positions in float32
+# have at most 2e-6, and frequencies at least 4e-5 from 5 positions on.
+_SMOOTH = 1e-5
+_LINES = 64  # of a large table, that tell whether an axis counts positions
 _NEAR_ZERO = 1e-3  # of the largest entry: the ratio of smaller ones says little about the frequency
 
 
@@ -123,30 +124,37 @@ def _errors_along_an_axis(array: Array) -> Iterator[Array]:
     any length.
     """
     size = np.abs(array[np.isfinite(array)]).max(initial=0.0)
-    roughness = {axis: _roughness(array / size, axis) for axis, n in enumerate(array.shape) if n > 1 and size > 0}
-    smoothest = min(roughness.values(), default=0.0)
-    for axis, n in enumerate(array.shape):
-        # Along the axis of the frequencies, the errors of a position that is a frequency would hide those of another base.
-        if axis in roughness and roughness[axis] <= max(_SMOOTH, _ROUGHER * smoothest):
-            with np.errstate(invalid="ignore"):
-                steps = np.abs(np.diff(array, axis=axis))
-            frequency = np.where(np.isfinite(steps), steps, 0.0).max(axis, keepdims=True) / size
-            positions = np.arange(n).reshape([-1 if k == axis else 1 for k in range(array.ndim)])
-            yield _ROUNDINGS + _ROUNDINGS_PER_UNIT * positions * frequency
+    axes = [axis for axis, n in enumerate(array.shape) if n > 1 and size > 0]
+    # If frequencies counted as positions, their large errors would hide those of a table with another base.
+    for axis in [each for each in axes if _roughness(array / size, each) <= _SMOOTH] or axes:
+        with np.errstate(invalid="ignore"):
+            steps = np.abs(np.diff(array, axis=axis))
+        frequency = np.where(np.isfinite(steps), steps, 0.0).max(axis, keepdims=True) / size
+        positions = np.arange(array.shape[axis]).reshape([-1 if k == axis else 1 for k in range(array.ndim)])
+        yield _ROUNDINGS + _ROUNDINGS_PER_UNIT * positions * frequency
 
 
 def _roughness(array: Array, axis: int) -> float:
     """Return how far the lines of an array along an axis are from sinusoids, of which x[p-1] + x[p+1] = 2 cos(w) x[p].
 
-    The fourth fifth of the errors counts: positions of a grid in rows are sinusoids but for the ends of its rows.
+    The positions may be those of a grid, row by row and after one other token: the ends of its rows do not count.  Four
+    fifths of the entries have at most this error, which is relative to the largest entry, 1.
     """
-    x = np.moveaxis(np.where(np.isfinite(array), array, 0.0), axis, -1)
-    if x.shape[-1] < 3:
+    if (n := array.shape[axis]) < 3:
         return np.inf
+    x = np.moveaxis(np.where(np.isfinite(array), array, 0.0), axis, -1).reshape(-1, n)
+    x = x[:: max(1, len(x) // _LINES)]
     middle, sums = x[..., 1:-1], x[..., 2:] + x[..., :-2]
     ratios = np.divide(sums, middle, out=np.full_like(middle, 2.0), where=np.abs(middle) > _NEAR_ZERO)
-    factors = np.clip(np.median(ratios, axis=-1, keepdims=True), -2.0, 2.0)
-    return float(np.quantile(np.abs(sums - factors * middle), 0.8))
+    found = []
+    for first in (0, 1):
+        for length in (each for each in range(3, n - first + 1) if (n - first) % each == 0):
+            column = (np.arange(1, n - 1) - first) % length  # of the middle of three entries
+            inside = (column > 0) & (column < length - 1) & (np.arange(1, n - 1) > first)
+            factors = np.clip(np.median(ratios[..., inside], axis=-1, keepdims=True), -2.0, 2.0)
+            errors = np.abs(sums[..., inside] - factors * middle[..., inside])
+            found.append(float(np.quantile(errors, 0.8)))
+    return min(found)
 
 
 def _partners_by_entry(array: Array, others: list[Array]) -> Iterator[Array]:
