@@ -14,10 +14,11 @@ from parity.checkpoints.containers import Contents, folders
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.containers.shards import INDEX
 from parity.checkpoints.format_file import parse_format
+from parity.checkpoints.format_matching import Match, join_keys
 from parity.checkpoints.formats import Fields, Format, add_version, hf_processor
 from parity.checkpoints.formats import get as get_format
 from parity.checkpoints.formats.format import Definition, digest, no_files
-from parity.checkpoints.recognition import Match, join_keys, recognise
+from parity.checkpoints.recognition import recognise
 from parity.checkpoints.sidecar import read_own_notes
 from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, check_ignored_values, validate

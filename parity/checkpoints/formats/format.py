@@ -38,7 +38,7 @@ Fields = Mapping[str, Any]  # field of `ViTConfig`, with dots as in "norms.eps" 
 class Evidence:
     """The facts that a checkpoint shows about its model, besides the values of its parameters.
 
-    `recognition.py` makes one `Evidence` for each variant of each format that the keys of the checkpoint may belong to.
+    `format_matching.py` makes one `Evidence` for each variant of each format that the keys of the checkpoint may belong to.
 
     Attributes:
         notes: metadata that is stored with the arrays: parsed JSON files by their names ("config.json"), and entries of a
