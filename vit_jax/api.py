@@ -131,7 +131,7 @@ def _forward_program(model: ViT, params: Params, batch_size: int) -> tuple[Any, 
         is_rounded = names[-1] == "kernel" and "rel_pos" not in names
         return jnp.array(leaf, execution.dtype if is_rounded else None)
 
-    own = jax.tree_util.tree_map_with_path(copy, params)
+    own = dict(jax.tree_util.tree_map_with_path(copy, params))  # it may be a FrozenDict
     own["blocks"] = [jax.tree.map(lambda x, i=i: x[i], own["blocks"]) for i in range(config.depth)]
 
     def forward(own: Params, images: Array) -> Array:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax")
+flax = pytest.importorskip("flax")
 
 import vit_jax
 import vit_spec
@@ -41,7 +42,8 @@ def test_outputs_are_those_of_the_model_in_float64() -> None:
     with jax.enable_x64(True):
         doubles = jax.tree.map(lambda x: np.asarray(x, float), params)
         expected = model.apply({"params": doubles}, images)
-        for given in (doubles, jax.device_put(doubles)):  # as `vit_jax.load` and as `vit_jax.init` return them
+        # As `vit_jax.load` and as `vit_jax.init` return them, and as older versions of flax do.
+        for given in (doubles, jax.device_put(doubles), flax.core.freeze(doubles)):
             found = vit_jax.compile_forward(model, given, batch_size=2)(images)
             assert found.dtype == np.float64
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
