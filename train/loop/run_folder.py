@@ -310,8 +310,10 @@ class RunFolder:
         if self._project:
             import wandb
 
-            name = self.path.name  # a run that resumes keeps its id
-            self._wandb = wandb.init(project=self._project, id=name, name=name, resume="allow", config=self._config)
+            # A run that resumes keeps its id, and runs in folders of the same name are different runs.
+            self._wandb = wandb.init(
+                project=self._project, id=self.id, name=self.path.name, resume="allow", config=self._config
+            )
 
     def count_records(self, step: int, *, is_evaluated: bool) -> int:
         """Return the number of records that `resume_at` keeps; see there."""

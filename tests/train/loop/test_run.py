@@ -1075,13 +1075,14 @@ def test_metrics_are_logged_to_wandb_if_a_project_is_given(tmp_path: Path, monke
         finish = staticmethod(lambda: logged.append("finished"))
 
     def init(**options: Any) -> type[Board]:
-        logged.append((options["project"], options["id"], options["resume"]))
+        logged.append([options[name] for name in ("project", "id", "name", "resume")])
         return Board
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     recipe = replace(SHORT_RECIPE, run=str(tmp_path / "run"), wandb="mine")
     assert run_training(recipe) == 0
-    assert logged[0] == ("mine", "run", "allow") and logged[-1] == "finished"
+    run_id = json.loads((tmp_path / "run" / "config.json").read_text())["id"]  # another run may have the folder's name
+    assert logged[0] == ["mine", run_id, "run", "allow"] and logged[-1] == "finished"
     assert (6, {"held_out/loss", "held_out/accuracy"}) in logged
 
 
