@@ -1,7 +1,7 @@
 """The engine of `train.loop` in JAX: the training state on a mesh of devices, and the compiled functions that use it."""
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +26,9 @@ from train.jax.parameter_tree import tree
 from train.jax.teacher import TeacherModel
 from train.loop import heartbeat
 from train.loop.checkpoint_folder import checkpoint_rank
-from train.loop.engine import EvalOutput
-from train.loop.metrics import BATCH_METRIC
+from train.loop.engine import EvalOutput, RestoredCheckpoint
+from train.loop.loop_state import LoopState
+from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
 from train.loop.peak_flops import peak_flops
 from train.loop.process import release_freed_memory
 from train.loop.teacher import Teacher
@@ -173,23 +174,24 @@ class JaxEngine:
         """Return the EMA of the weights if there is one and `raw` is False, else the weights."""
         return self._state.params if raw or self._state.ema is None else self._state.ema
 
-    def save_checkpoint(self, step: int, loop_state: dict[str, Any]) -> None:
+    def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         """Start to write a checkpoint: the training state and the state of the loop."""
-        self._checkpoint_store.save(step, self._state, loop_state)
+        rank = checkpoint_rank(self._task, loop_state)
+        self._checkpoint_store.save(step, self._state, loop_state.to_json(), rank=rank)
 
-    def restore_checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
+    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         """Restore the newest readable checkpoint, or that of `step`; return its step and the loop's state, or None."""
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state)
         store = self._checkpoint_store
         if (restored := store.restore_newest(target) if step is None else store.restore(step, target)) is None:
             return None
-        step, self._state, loop_state, version = restored
+        step, self._state, saved_state, version = restored
+        note = ""
         if version < WARMED_UP_EMA and self.has_ema and ema_step_size(step, decay=self._recipe.ema) > 1 - self._recipe.ema:
             copied = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=self.shardings.params)
             self._state = self._state._replace(ema=copied(self._state.params))
-            remark = f"the EMA restarts at step {step:,}: an older version mixed the initial weights into it"
-            return step, loop_state | {"remark": remark}
-        return step, loop_state
+            note = f"the EMA restarts at step {step:,}: an older version mixed the initial weights into it"
+        return RestoredCheckpoint(step, LoopState.from_json(saved_state, PRIMARY_METRIC[self._task]), note)
 
     def profile(self, folder: Path | None) -> None:
         """Start JAX's profiler, which writes a trace for TensorBoard into `folder`; None: stop it."""
@@ -219,8 +221,7 @@ class JaxEngine:
     @property
     def _checkpoint_store(self) -> CheckpointStore:
         if self._checkpoints is None:
-            rank = partial(checkpoint_rank, self._task)
-            self._checkpoints = CheckpointStore(self._folder, keep=self._recipe.keep, rank=rank)
+            self._checkpoints = CheckpointStore(self._folder, keep=self._recipe.keep)
         return self._checkpoints
 
     def _to_host(self, array: Array) -> np.ndarray:

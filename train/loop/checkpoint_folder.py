@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from parity.terminal import print_note
-from train.loop.engine import LoopState, replaced_folder
+from train.loop.engine import replaced_folder
+from train.loop.loop_state import LoopState
 from train.loop.metrics import PRIMARY_METRIC
 from train.recipes import Task
 from vit_spec import InputError
@@ -148,7 +149,7 @@ class CheckpointFolder:
 def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:
     """Return a number that is largest for the best checkpoint; None if its weights were not evaluated."""
     metric = PRIMARY_METRIC[task]
-    value = loop_state["last"][metric] if loop_state["looked"] else math.nan
+    value = loop_state.last[metric] if loop_state.is_evaluated else math.nan
     return None if math.isnan(value) else -value if metric == "mae" else value
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,8 +16,9 @@ from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
 from train.loop import heartbeat
 from train.loop.checkpoint_folder import checkpoint_rank
-from train.loop.engine import EvalOutput, LoopState
-from train.loop.metrics import BATCH_METRIC
+from train.loop.engine import EvalOutput, RestoredCheckpoint
+from train.loop.loop_state import LoopState
+from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
 from train.loop.peak_flops import peak_flops
 from train.loop.teacher import Teacher
 from train.mesh import describe, images_per_device, replication_note
@@ -277,14 +277,15 @@ class TorchEngine:
 
     def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         """Start to write a checkpoint: the training state and the state of the loop."""
-        self._checkpoint_store.save(step, self._snapshot(), loop_state)
+        rank = checkpoint_rank(self._task, loop_state)
+        self._checkpoint_store.save(step, self._snapshot(), loop_state.to_json(), rank=rank)
 
-    def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         """Restore the newest readable checkpoint, or that of `step`; return its step and the loop's state, or None."""
         store, target = self._checkpoint_store, self._snapshot()
         if (restored := store.restore_newest(target) if step is None else store.restore(step, target)) is None:
             return None
-        step, snapshot, loop_state = restored
+        step, snapshot, saved_state = restored
         with torch.no_grad():
             for name, (place, entries) in self._tensors().items():
                 saved = local(snapshot.tensors[name])
@@ -293,7 +294,7 @@ class TorchEngine:
         numbers = snapshot.numbers
         self._optimizer.updates.fill_(numbers["updates"])
         self._state = self._state._replace(step=step, sound=torch.full_like(self._state.sound, numbers["sound"]))
-        return step, loop_state
+        return RestoredCheckpoint(step, LoopState.from_json(saved_state, PRIMARY_METRIC[self._task]))
 
     def _tensors(self) -> dict[str, tuple[Placement, Tensor]]:
         """Return the tensors of the training state by names that begin with those of the parts.
@@ -336,8 +337,7 @@ class TorchEngine:
     @property
     def _checkpoint_store(self) -> CheckpointStore:
         if self._checkpoints is None:
-            rank = partial(checkpoint_rank, self._task)
-            self._checkpoints = CheckpointStore(self._folder, keep=self._recipe.keep, rank=rank)
+            self._checkpoints = CheckpointStore(self._folder, keep=self._recipe.keep)
         return self._checkpoints
 
     def _eval_model(self, raw: bool = False) -> vit_torch.ViT:
