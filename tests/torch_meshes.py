@@ -23,8 +23,9 @@ from train.data.batches import Batch
 from train.loop.loop_state import LoopState
 from train.loop.teacher import Teacher
 from train.recipes import Augment, Optimizer, Recipe
+from train.torch.cluster import join_cluster
 from train.torch.engine import TorchEngine
-from train.torch.sharding import join_cluster, local
+from train.torch.sharding import local
 from vit_spec import ViTConfig
 
 CONFIG = vit_spec.get(

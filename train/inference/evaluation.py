@@ -13,8 +13,10 @@ import numpy as np
 
 from parity.checkpoints.surgery import drop_head
 from parity.terminal import print_lines, print_note
-from train.data.batches import DataLoader, default_workers, targets_for_task
+from train.data.batches import DataLoader
 from train.data.sources import Dataset, Examples, open_dataset
+from train.data.targets import targets_for_task
+from train.data.workers import default_workers
 from train.inference import probes
 from train.inference.head import (
     HeadTargets,
@@ -68,7 +70,7 @@ class Evaluation(NamedTuple):
     """What to evaluate, on which data, by which methods.
 
     spec: `--data`.
-    targets: of the training and of the held-out images, see `train.data.batches.targets_for_task`.
+    targets: of the training and of the held-out images, see `train.data.targets.targets_for_task`.
     head: of the held-out images, for the method "head".
     skip_corrupt: whether to leave out images that cannot be read, rather than to stop.
     """

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from parity.terminal import print_note
-from train.loop.engine import replaced_folder
 from train.loop.loop_state import LoopState
 from train.loop.metrics import PRIMARY_METRIC
 from train.recipes import Task
@@ -144,6 +143,11 @@ class CheckpointFolder:
         cause = " ".join(str(error).split()).rpartition('": ')[2]  # after the names of the files
         reason = getattr(error, "strerror", None) or cause[:120]
         return InputError(f"cannot write a checkpoint to {self.path} ({reason}): make room there, then give the same --run")
+
+
+def replaced_folder(folder: Path) -> Path:
+    """Return the folder, beside that of the checkpoints, for a checkpoint whose replacement is not complete yet."""
+    return folder.with_name(f"{folder.name}-replaced")
 
 
 def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:

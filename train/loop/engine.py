@@ -36,11 +36,6 @@ from train.recipes import Recipe, Task
 from vit_spec import ViTConfig
 
 
-def replaced_folder(folder: Path) -> Path:
-    """Return the folder, beside that of the checkpoints, for a checkpoint whose replacement is not complete yet."""
-    return folder.with_name(f"{folder.name}-replaced")
-
-
 class EvalOutput(NamedTuple):
     """Results for the B images of a whole batch, from all processes, in the order of the batch.
 
@@ -202,8 +197,9 @@ class Engine(Protocol):
         is never best; of equal values, the earliest is best.
 
         A checkpoint for a step that already has one replaces it.  The old one stays until the new one is complete, whenever
-        the process is killed: if it needs another name meanwhile, it is in `replaced_folder(folder)`, and
-        `restore_checkpoint` finds it if the new one is not complete.
+        the process is killed: if it needs another name meanwhile, it is in the folder that
+        `train.loop.checkpoint_folder.replaced_folder` returns, and `restore_checkpoint` finds it if the new one is not
+        complete.
 
         Args:
             step: the number of steps done.

@@ -27,7 +27,8 @@ from train.recipes.schedule import ema_step_size
 from train.torch.checkpoints import CheckpointStore, Snapshot
 from train.torch.losses import loss_and_metric, soft_targets
 from train.torch.optimizers import make_optimizer, multiplier_of_each
-from train.torch.sharding import Placement, Preemption, ProcessMesh, local
+from train.torch.preemption import Preemption
+from train.torch.sharding import Placement, ProcessMesh, local
 from train.torch.teacher import TeacherModel
 from vit_spec import ViTConfig
 from vit_torch.noise import fold_in
