@@ -88,16 +88,8 @@ class JaxEngine:
         self._learning_rate = learning_rate
         self.mesh = sharding.make_mesh(recipe.mesh, config)
         images_per_device(recipe.batch_size, recipe.accumulate, self.mesh.shape)
-        dtype = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
         self._seed_key = shared_key(recipe.seed) if recipe.rng == "shared" else jax.random.key(recipe.seed)
-        # By default jax rounds the operands of float32 products on GPUs (TF32) and TPUs, which PyTorch does not.
-        precision = "highest" if dtype is None else None
-        self._parts, unroll = recipe.accumulate, None
-        if any(self.mesh.shape[axis] > 1 for axis in ("fsdp", "tensor")):
-            unroll = 1  # in a loop, matrices that are sharded are gathered for one block at a time
-        elif self.mesh.size == 1 and self._is_on_cpu:
-            self._parts, unroll = one_cpu.num_parts(config, recipe), one_cpu.blocks_per_iteration(config, recipe)
-        execution = vit_jax.Execution(dtype=dtype, precision=precision, remat=recipe.remat, unroll=unroll)
+        execution, self._parts = self._choose_execution()
         self._model = vit_jax.ViT(config, execution)
         self._optimizer = make_optimizer(recipe.optimizer, config, self.mesh)
         self._update_scales = update_scales(config, recipe.optimizer.layer_decay, recipe.optimizer.freeze)
@@ -239,6 +231,19 @@ class JaxEngine:
         # While inputs are copied, jax starts a computation in another thread, which does not keep its memory; see
         # `train.jax.runtime.keep_freed_memory`.
         return jax.block_until_ready(placed) if self._is_on_cpu else placed
+
+    def _choose_execution(self) -> tuple[vit_jax.Execution, int]:
+        """Return how the model is computed, and in how many parts the gradient of a batch."""
+        recipe = self._recipe
+        dtype = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
+        # By default jax rounds the operands of float32 products on GPUs (TF32) and TPUs, which PyTorch does not.
+        precision = "highest" if dtype is None else None
+        parts, unroll = recipe.accumulate, None
+        if any(self.mesh.shape[axis] > 1 for axis in ("fsdp", "tensor")):
+            unroll = 1  # in a loop, matrices that are sharded are gathered for one block at a time
+        elif self.mesh.size == 1 and self._is_on_cpu:
+            parts, unroll = one_cpu.num_parts(self.config, recipe), one_cpu.blocks_per_iteration(self.config, recipe)
+        return vit_jax.Execution(dtype=dtype, precision=precision, remat=recipe.remat, unroll=unroll), parts
 
     # The training state ------------------------------------------------------------------------------------------
 
@@ -394,8 +399,8 @@ class JaxEngine:
         if ema is None:
             return None
         step_size = ema_step_size(step.astype(float), decay=self._recipe.ema)
-        # Not 0.9999 mean + 0.0001 p: in float32 these factors do not add up to 1, so the mean of a constant p would drift.
-        return jax.tree.map(lambda mean, p: (mean + step_size * (p - mean)).astype(p.dtype), ema, params)
+        # Not 0.9999 ema + 0.0001 p: in float32 these factors do not add up to 1, so the EMA of a constant p would drift.
+        return jax.tree.map(lambda average, p: (average + step_size * (p - average)).astype(p.dtype), ema, params)
 
     def _eval_step(self, params: Tree, images: Array, targets: Array, readable: Array) -> tuple[Array, Array, Array]:
         outputs = self._apply(params, self._normalize(images))

@@ -83,34 +83,16 @@ class TorchEngine:
         dtype = torch.bfloat16 if recipe.dtype == "bfloat16" else None
         self._execution = vit_torch.Execution(dtype=dtype, remat=recipe.remat)
         self._model = self._make_model(initial_weights)
-        mean_model = None
-        if recipe.ema:
-            mean_model = self._model_of({name: p.detach().clone() for name, p in self._model.named_parameters()})
-            mean_model.requires_grad_(False)
+        self._ema_model = self._make_ema_model() if recipe.ema else None
         multipliers = multiplier_of_each(recipe.optimizer, config)
         for name, parameter in self._model.named_parameters():
             parameter.requires_grad_(multipliers[name] > 0)
         self._teacher = None if teacher is None else TeacherModel(teacher, config, recipe, dtype, self._device)
         self._is_compiled = recipe.compile == "on" or (recipe.compile == "auto" and self._device.type == "cuda")
-        # Compiled whole, a step of ViT-S/16 on an H100 takes 0.89 of its time with compiled blocks, but all blocks take as
-        # long to compile as they are many.  Blocks that are gathered or computed again are compiled by themselves, once.
-        is_whole = self._is_compiled and self._device.type == "cuda" and recipe.remat == "none" and not self.is_distributed
-        if self._is_compiled:
-            for block in (
-                *(() if is_whole else self._model.blocks),
-                *(self._teacher.model.blocks if self._teacher else ()),
-            ):
-                block.compile()
-        self._forward = self._mesh.distribute(self._model, dtype)
-        if is_whole:
-            self._forward = cast(torch.nn.Module, torch.compile(self._forward))
+        self._forward = self._make_forward()
         self._params = dict(self._model.named_parameters())
         self._optimizer = make_optimizer(recipe.optimizer, config, self._params, self._mesh)
-        ema = None
-        if mean_model is not None:
-            self._mesh.distribute(mean_model, dtype)
-            ema = {name: local(p) for name, p in mean_model.named_parameters()}
-        self._mean_model = mean_model or self._model
+        ema = None if self._ema_model is None else {name: local(p) for name, p in self._ema_model.named_parameters()}
         self._state = State(ema, torch.ones((), dtype=torch.bool, device=self._device))
         self._checkpoints: CheckpointStore | None = None
         self._profiler: torch.profiler.profile | None = None
@@ -169,6 +151,28 @@ class TorchEngine:
             model = vit_torch.ViT(self.config, self._execution)
         model.load_state_dict(weights, assign=True)
         return model
+
+    def _make_ema_model(self) -> vit_torch.ViT:
+        """Return a model with the EMA of the weights, at first the weights themselves, which are not distributed yet."""
+        model = self._model_of({name: p.detach().clone() for name, p in self._model.named_parameters()})
+        model.requires_grad_(False)
+        self._mesh.distribute(model, self._execution.dtype)
+        return model
+
+    def _make_forward(self) -> torch.nn.Module:
+        """Distribute the model, and return the module to call in a training step, compiled if `_is_compiled`."""
+        # Compiled whole, a step of ViT-S/16 on an H100 takes 0.89 of its time with compiled blocks, but all blocks take as
+        # long to compile as they are many.  Blocks that are gathered or computed again are compiled by themselves, once.
+        is_once = self._recipe.remat == "none" and not self.is_distributed
+        is_whole = self._is_compiled and self._device.type == "cuda" and is_once
+        if self._is_compiled:
+            for block in (
+                *(() if is_whole else self._model.blocks),
+                *(self._teacher.model.blocks if self._teacher else ()),
+            ):
+                block.compile()
+        forward = self._mesh.distribute(self._model, self._execution.dtype)
+        return cast(torch.nn.Module, torch.compile(forward)) if is_whole else forward
 
     @property
     def has_ema(self) -> bool:
@@ -241,11 +245,12 @@ class TorchEngine:
     def _update_ema(self, step: int, sound: Tensor) -> None:
         if self._state.ema is not None:
             step_size = float(ema_step_size(step, decay=self._recipe.ema))
-            # mean + c (p - mean), as in `train.jax`; torch's lerp computes that where c is below 0.5.
-            means = [*self._state.ema.values()]
-            differences = torch._foreach_sub([self._optimizer.placements[name].entries for name in self._state.ema], means)
-            torch._foreach_mul_(differences, sound.to(means[0].dtype) * step_size)
-            torch._foreach_add_(means, differences)
+            # ema + c (p - ema), as in `train.jax`; torch's lerp computes that where c is below 0.5.
+            averages = [*self._state.ema.values()]
+            weights = [self._optimizer.placements[name].entries for name in self._state.ema]
+            differences = torch._foreach_sub(weights, averages)
+            torch._foreach_mul_(differences, sound.to(averages[0].dtype) * step_size)
+            torch._foreach_add_(averages, differences)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
@@ -343,7 +348,7 @@ class TorchEngine:
 
     def _eval_model(self, raw: bool = False) -> vit_torch.ViT:
         """Return the model with the EMA of the weights if there is one and `raw` is False, else that with the weights."""
-        return (self._model if raw else self._mean_model).eval()
+        return (self._model if raw or self._ema_model is None else self._ema_model).eval()
 
     def _place(self, batch: Batch) -> tuple[Tensor, Tensor, Mix | None]:
         """Return images, targets and mixing on the device; class numbers are int64."""
