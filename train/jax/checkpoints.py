@@ -11,12 +11,11 @@ from orbax.checkpoint import v1 as ocp
 
 from parity.checkpoints.containers import ocdbt, zarr
 from parity.checkpoints.containers.budget import Budget
+from train.jax.parameter_tree import Tree
 from train.jax.runtime import is_of_lost_process
 from train.loop.checkpoint_folder import CheckpointFolder
 from train.loop.process import lost_process_error
 from vit_spec import InputError, bounded_json
-
-Tree = Any
 
 MAX_JSON_BYTES = 1 << 26  # of a metadata file of Orbax, for any number of devices
 VERSION = 3  # of the content of a checkpoint; increase it when the structure of the training state changes

@@ -22,7 +22,7 @@ from train.jax import one_cpu, sharding
 from train.jax.checkpoints import WARMED_UP_EMA, CheckpointStore
 from train.jax.losses import loss_and_metric, soft_targets
 from train.jax.optimizers import frozen_mask, make_optimizer, update_scales, zero_frozen
-from train.jax.parameter_tree import tree
+from train.jax.parameter_tree import Tree, tree
 from train.jax.teacher import TeacherModel
 from train.loop import heartbeat
 from train.loop.checkpoint_folder import checkpoint_rank
@@ -38,7 +38,6 @@ from train.recipes.schedule import ema_step_size
 from vit_jax.compilation import fast_compile_options
 from vit_spec import InputError, ViTConfig
 
-Tree = Any
 Metrics = dict[str, Array]
 
 

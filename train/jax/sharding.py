@@ -15,12 +15,10 @@ from flax import linen as nn
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from train.jax.parameter_tree import mesh_axes, tree
+from train.jax.parameter_tree import Tree, mesh_axes, tree
 from train.mesh import AXES, BATCH_AXES, axis_sizes
 from vit_jax.layers import ViTModule
 from vit_spec import ViTConfig
-
-Tree = Any
 
 # The shardings of outputs that are sharded along `tensor` too, by module: activations (B, T, ...) with an axis of heads.
 HEADS = PartitionSpec(BATCH_AXES, None, None, "tensor", None)
