@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.machine import keep_freed_memory
 from train.cli import parse_request
-from train.data.batches import Batch, DataLoader, default_workers, targets_for_task
+from train.data.batches import Batch, DataLoader
+from train.data.targets import targets_for_task
+from train.data.workers import default_workers
 from train.loop.session import choose_model
 
 

@@ -18,12 +18,16 @@ import vit_spec
 from benchmarks import check, conversion, input, input_pipeline
 from benchmarks.conversion import format_spread
 from train.data.batches import Batch
+from train.loop.loop_state import LoopState
 from train.recipes import Recipe
 
 MODEL = "vit_b16"
 CHECKPOINTED_MODEL = "vit_s16"
 SMALL_MODEL = "vit_ti16"
 RUNS = 3
+LOOP_STATE = LoopState(
+    last={}, best={}, is_evaluated=False, recent_metrics=[], mean_metrics={}, unreadable=[], skipped=0, seconds=0.0
+)
 
 
 def convert(folder: Path) -> str:
@@ -100,7 +104,7 @@ def checkpoint(folder: Path) -> str:
         for step in range(1, RUNS + 1):
             float(engine.step(batch)["loss"])
             start = time.perf_counter()
-            engine.save_checkpoint(step, {"looked": False})
+            engine.save_checkpoint(step, LOOP_STATE)
             blocked.append(time.perf_counter() - start)
             engine.close()
             engine._checkpoints = None  # so that the next one is opened again, as in a run that resumes

@@ -26,8 +26,9 @@ import torch
 import parity
 from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from parity.comparison.training.steps import perturb_by_one_ulp
-from train.data.batches import Batch, DataLoader, targets_for_task
+from train.data.batches import Batch, DataLoader
 from train.data.sources import Dataset, open_dataset
+from train.data.targets import targets_for_task
 from train.jax.engine import JaxEngine
 from train.loop.init_from import draw_initial_weights
 from train.loop.schedule import Schedule

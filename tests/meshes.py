@@ -29,6 +29,7 @@ from parity.checkpoints.weights import as_checkpoint
 from train.data.augment import Mix
 from train.data.batches import Batch
 from train.jax import sharding
+from train.jax.cluster import join_cluster
 from train.jax.engine import JaxEngine
 from train.jax.memory_estimate import estimate_memory
 from train.jax.optimizers import make_optimizer
@@ -200,7 +201,7 @@ def _bytes_on_first_device(tree: Any) -> int:
 if __name__ == "__main__":
     gc.set_threshold(100_000, 50, 100)  # as in tests/conftest.py
     flag, *meshes = sys.argv[1:]
-    sharding.join_cluster()
+    join_cluster()
     if flag == "--bfloat16":
         make_engine(*meshes, dtype="bfloat16").step(make_batch(0, np.arange(RECIPE.batch_size)))
     elif flag == "--parts":

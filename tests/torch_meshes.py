@@ -20,10 +20,12 @@ import vit_torch
 from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from train.data.augment import Mix
 from train.data.batches import Batch
+from train.loop.loop_state import LoopState
 from train.loop.teacher import Teacher
 from train.recipes import Augment, Optimizer, Recipe
+from train.torch.cluster import join_cluster
 from train.torch.engine import TorchEngine
-from train.torch.sharding import join_cluster, local
+from train.torch.sharding import local
 from vit_spec import ViTConfig
 
 CONFIG = vit_spec.get(
@@ -56,6 +58,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 STEPS = 3
+LOOP_STATE = LoopState(
+    last={}, best={}, is_evaluated=False, recent_metrics=[], mean_metrics={}, unreadable=[], skipped=0, seconds=0.0
+)
 # With AdamW, blocks are computed again for the backward pass, while the parts of a batch are added up.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"ema": 0.0, "remat": "full"},
@@ -136,7 +141,7 @@ def measure(mesh: str, folder: Path) -> dict[str, Any]:
         engine = make_run(name, mesh, folder)
         out[name] = [train(engine, 0, STEPS - 1), weights(engine)]
         if name in RESUMED:
-            engine.save_checkpoint(STEPS - 1, {"last": {}, "looked": False})
+            engine.save_checkpoint(STEPS - 1, LOOP_STATE)
             engine.close()
             out[f"whole {name}"] = [train(engine, STEPS - 1, STEPS), weights(engine)]
         if name == "all parameters":

@@ -23,8 +23,9 @@ from parity.checkpoints.preprocessing import center_crop
 from parity.checkpoints.surgery import drop_head
 from parity.checkpoints.weights import Checkpoint
 from parity.terminal import console
-from train.data.batches import DataLoader, default_workers
+from train.data.batches import DataLoader
 from train.data.sources import Dataset, Examples, open_test_split
+from train.data.workers import default_workers
 from train.inference.doubtful_classes import NUM_FOLDS, find_doubtful
 from train.inference.model import load_predictor, predict_batches, require_pooling
 from train.inference.prediction_files import check_output, open_rows

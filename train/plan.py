@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from parity.terminal import Terminal
-from train.data.sources import Dataset, Examples, open_dataset
+from train.data.sources import Dataset, Examples, open_dataset, takes_place
 from train.loop.request import Request
 from train.loop.run_tables import print_table, run_title
 from train.loop.schedule import Schedule
@@ -34,7 +34,6 @@ from vit_spec import InputError, ViTConfig, count, flops, nearest
 GIB = 1 << 30
 UNITS = {"T": 1e12, "P": 1e15}
 USABLE_FRACTION = 0.9  # of a device's memory; programs, scratch space of kernels, and fragmentation need the rest
-KINDS_WITH_PATH = ("folder", "parquet", "hf", "npz", "idx", "cifar", "csv", "tar")  # of data that may be missing
 SYNTAX = "write such as 64x80GiB or 64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s"
 
 
@@ -184,7 +183,7 @@ def open_or_assume_imagenet(spec: str, held_out: float | str | None = None) -> D
     try:
         return open_dataset(spec, held_out)
     except InputError:
-        if kind not in KINDS_WITH_PATH or not path or Path(path.partition("?")[0]).exists():
+        if not takes_place(kind) or not path or Path(path.partition("?")[0]).exists():
             raise
 
     def read(row: int) -> Image.Image:

@@ -26,8 +26,9 @@ from parity.checkpoints.writing import write
 from parity.comparison import reproducible_init
 from tests import DATA
 from train.data.augment import Augment
-from train.data.batches import DataLoader, targets_for_task
+from train.data.batches import DataLoader
 from train.data.sources import Dataset, open_dataset
+from train.data.targets import targets_for_task
 from train.evaluate import main
 from train.inference import probes
 from train.inference.model import load_predictor, load_trained_model, predict_all

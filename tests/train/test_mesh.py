@@ -29,9 +29,9 @@ from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Layout
 from tests import ROOT
 from tests.shared_results import compute_once
+from train.jax.cluster import join_cluster
 from train.jax.engine import JaxEngine
 from train.jax.parameter_tree import mesh_axes, tree
-from train.jax.sharding import join_cluster
 from train.mesh import (
     AXES,
     Parameter,

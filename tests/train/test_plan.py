@@ -17,6 +17,7 @@ pytest.importorskip("grain")
 import vit_spec
 from tests import ROOT
 from train.cli import main
+from train.data import sources
 from train.jax.memory_estimate import estimate_memory
 from train.loop.request import Request
 from train.plan import Devices, estimate_step_time, open_or_assume_imagenet, parse_devices
@@ -422,6 +423,14 @@ def test_missing_data_are_assumed_to_have_the_size_of_imagenet() -> None:
     source = open_or_assume_imagenet("parquet:nowhere/data")
     assert (len(source.train), len(source.classes)) == (1_281_167, 1000)
     assert source.notes == ("parquet:nowhere/data does not exist here: its size is assumed to be that of ImageNet-1k",)
+
+
+def test_missing_data_of_a_new_source_are_assumed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_splits(place: str) -> Any:
+        raise InputError(f"{place} does not exist")
+
+    monkeypatch.setitem(sources._SOURCES, "lmdb", sources._SourceKind("lmdb:PATH", open_splits))
+    assert len(open_or_assume_imagenet("lmdb:nowhere").train) == 1_281_167
 
 
 @pytest.mark.parametrize("data", ["imagenet", "parqet:imagenet", "digits:here"])

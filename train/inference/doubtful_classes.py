@@ -8,20 +8,17 @@ that is another class than it has, and more probable.  Classes of fewer than fiv
 `benchmarks.doubtful_classes` measures it on data of which 5 % have a wrong class.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from train.data.order import rows_by_class
 from train.data.rng import FOLDS, generator
 from train.inference.probes import LinearModels, search_strength, validation_split
-from train.inference.scores import softmax
+from train.inference.scores import Array, softmax
 from vit_spec import InputError
 
 NUM_FOLDS = 5
-
-Array = NDArray[Any]
 
 
 class Doubtful(NamedTuple):

@@ -5,17 +5,18 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.table import Table
 
 from parity.checkpoints.surgery import drop_head
-from parity.commands.printing import make_table
 from parity.terminal import print_lines, print_note
-from train.data.batches import DataLoader, default_workers, targets_for_task
+from train.data.batches import DataLoader
 from train.data.sources import Dataset, Examples, open_dataset
+from train.data.targets import targets_for_task
+from train.data.workers import default_workers
 from train.inference import probes
 from train.inference.head import (
     HeadTargets,
@@ -35,22 +36,41 @@ from train.inference.model import (
     predict_all,
     require_pooling,
 )
+from train.inference.probe_results import FewShotResult, KnnResult, LinearResult, ProbeResult, results_table
 from train.inference.progress import progress_bar
 from train.inference.scores import score, score_answers
-from train.loop.metrics import PRIMARY_METRIC, constant_score, format_metric
+from train.loop.metrics import constant_score
 from train.recipes import Task
 from vit_spec import InputError
 
 NUM_DRAWS = 3  # random draws of few-shot images, as in big_vision
 
-Result = dict[str, Any]  # a row of the table: method, settings, metrics
+
+@dataclass(frozen=True)
+class Options:
+    """What a command line asks for, with defaults that depend on the data filled in; see `train.evaluate`.
+
+    weights: as typed.
+    neighbours: `--k`; empty without the method "knn".
+    report: the folder of `--out`; None without.
+    is_json: whether to print JSON.
+    """
+
+    weights: str
+    twin: str | None
+    neighbours: tuple[int, ...]
+    shots: tuple[int, ...]
+    resamples: int
+    seed: int
+    report: Path | None
+    is_json: bool
 
 
 class Evaluation(NamedTuple):
     """What to evaluate, on which data, by which methods.
 
     spec: `--data`.
-    targets: of the training and of the held-out images, see `train.data.batches.targets_for_task`.
+    targets: of the training and of the held-out images, see `train.data.targets.targets_for_task`.
     head: of the held-out images, for the method "head".
     skip_corrupt: whether to leave out images that cannot be read, rather than to stop.
     """
@@ -64,6 +84,7 @@ class Evaluation(NamedTuple):
     methods: list[str]
     skip_corrupt: bool
     notes: tuple[str, ...]
+    options: Options
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -77,34 +98,34 @@ def evaluate(args: argparse.Namespace) -> None:
     evaluation = _prepare(args)
     if evaluation.model.newest_note:
         print_note(f"note: {evaluation.model.newest_note}")
-    if not args.json:
-        print_lines(*_overview(args.weights, evaluation))
+    if not evaluation.options.is_json:
+        print_lines(*_overview(evaluation))
     if evaluation.head is not None:
-        _evaluate_head(evaluation, evaluation.head, args)
+        _evaluate_head(evaluation, evaluation.head)
     if set(evaluation.methods) != {"head"}:
-        _evaluate_features(evaluation, args)
+        _evaluate_features(evaluation)
 
 
-def _evaluate_head(evaluation: Evaluation, head: HeadTargets, args: argparse.Namespace) -> None:
+def _evaluate_head(evaluation: Evaluation, head: HeadTargets) -> None:
     """Score the outputs of the head for the held-out images, and print or write the results."""
-    model, task, examples = evaluation.model, evaluation.task, evaluation.source.held_out
-    predictor, loader = load_predictor(model.checkpoint, args.twin), _data_loader(evaluation, examples, head.targets)
-    of_head, readable = _predict_set(predictor, loader, "held-out", args.json)
+    model, task, examples, options = evaluation.model, evaluation.task, evaluation.source.held_out, evaluation.options
+    predictor, loader = load_predictor(model.checkpoint, options.twin), _data_loader(evaluation, examples, head.targets)
+    of_head, readable = _predict_set(predictor, loader, "held-out", options.is_json)
     outputs, targets = head.outputs(of_head), head.targets[readable]
-    scores = score(task, outputs, targets, head.names, resamples=args.resamples, seed=args.seed)
+    scores = score(task, outputs, targets, head.names, resamples=options.resamples, seed=options.seed)
     constant = constant_score(task, targets)
     counts = {"held_out": int(readable.sum()), "not_read": int(np.sum(~readable))}
-    result = {"weights": args.weights, "data": evaluation.spec, **counts, "method": "head"}
+    result = {"weights": options.weights, "data": evaluation.spec, **counts, "method": "head"}
     images = images_of_each(task, targets, head.names)
     result = _nan_to_null(result | head_result(scores, constant, images))
-    if args.json:
+    if options.is_json:
         print(json.dumps(result))
     else:
         print_lines("", *head_tables(task, scores, constant, images))
-    if args.out:
+    if options.report is not None:
         from train.inference.report import Report
 
-        report = Report(Path(args.out))
+        report = Report(options.report)
         rows = np.flatnonzero(readable)
         report.write_result(result)
         report.write_each(task, scores, images)
@@ -117,35 +138,35 @@ def _evaluate_head(evaluation: Evaluation, head: HeadTargets, args: argparse.Nam
             few = examples.take(rows[chosen])
             batches = _data_loader(evaluation, few, head.targets[rows[chosen]]).evaluation_batches()
             report.write_mistakes(np.concatenate([batch.images for batch in batches])[: len(chosen)], titles)
-        if not args.json:
-            print_lines(f"report    {args.out}")
+        if not options.is_json:
+            print_lines(f"report    {options.report}")
 
 
-def _evaluate_features(evaluation: Evaluation, args: argparse.Namespace) -> None:
+def _evaluate_features(evaluation: Evaluation) -> None:
     """Fit simple models to frozen features of the training images, and print their results on the held-out images."""
-    source, checkpoint = evaluation.source, evaluation.model.checkpoint
+    source, checkpoint, options = evaluation.source, evaluation.model.checkpoint, evaluation.options
     if checkpoint.config.num_classes:
         checkpoint, _ = drop_head(checkpoint)
-    predictor, sets = load_predictor(checkpoint, args.twin), []
+    predictor, sets = load_predictor(checkpoint, options.twin), []
     for set_name, examples, targets in zip(
         ("training", "held-out"), (source.train, source.held_out), evaluation.targets, strict=True
     ):
-        sets.append(_predict_set(predictor, _data_loader(evaluation, examples, targets), set_name, args.json))
+        sets.append(_predict_set(predictor, _data_loader(evaluation, examples, targets), set_name, options.is_json))
     features, readable = zip(*sets, strict=True)
     readable_only = evaluation._replace(
         targets=[targets[is_readable] for targets, is_readable in zip(evaluation.targets, readable, strict=True)]
     )
-    results = list(_results(readable_only, features, args))
-    if args.json:
+    results = list(_results(readable_only, features))
+    if options.is_json:
         common = {
-            "weights": args.weights,
+            "weights": options.weights,
             "data": evaluation.spec,
             **{name: int(is_readable.sum()) for name, is_readable in zip(("train", "held_out"), readable, strict=True)},
             "not_read": int(sum(np.sum(~is_readable) for is_readable in readable)),
         }
-        print(*(json.dumps(common | _nan_to_null(result)) for result in results), sep="\n")
+        print(*(json.dumps(common | _nan_to_null(result.to_json())) for result in results), sep="\n")
     else:
-        print_lines("", _table(results))
+        print_lines("", results_table(results))
 
 
 def _data_loader(evaluation: Evaluation, examples: Examples, targets: Any) -> DataLoader:
@@ -176,27 +197,40 @@ def _prepare(args: argparse.Namespace) -> Evaluation:
     ]
     implied = ["knn"] * bool(args.k) + ["few-shot"] * bool(args.shots)
     head, methods, notes = _choose_methods(model, source, task, targets[1], args.method or implied)
-    args.shots = args.shots or list(probes.SHOT_COUNTS)
-    if args.out and head is None:
+    options = Options(
+        weights=args.weights,
+        twin=args.twin,
+        neighbours=_neighbour_counts(args.k, len(source.train)) if "knn" in methods else (),
+        shots=tuple(args.shots or probes.SHOT_COUNTS),
+        resamples=args.resamples,
+        seed=args.seed,
+        report=Path(args.out) if args.out else None,
+        is_json=args.json,
+    )
+    if options.report is not None and head is None:
         raise InputError("--out reports on the head of a model: give --method head, or leave --out out")
-    if args.out:
+    if options.report is not None:
         from train.inference.report import prepare_folder  # imports matplotlib
 
-        prepare_folder(Path(args.out), force=args.force)
+        prepare_folder(options.report, force=args.force)
     if task != "classes" and (other := [method for method in methods if method not in ("head", "linear")]):
         hint = ", or --task classes" if source.task == "classes" else ""
         raise InputError(f"--method {other[0]} needs classes, and the task is {task}: give --method linear{hint}")
-    if "knn" in methods and args.k is None:
-        args.k = [k for k in probes.NEIGHBOUR_COUNTS if k <= len(source.train)] or [len(source.train)]
     if "knn" in methods:
-        probes.check_neighbours(args.k, len(source.train))
+        probes.check_neighbours(options.neighbours, len(source.train))
     if "few-shot" in methods:
-        probes.draw_shots(targets[0], max(args.shots), args.seed, source.classes)
+        probes.draw_shots(targets[0], max(options.shots), options.seed, source.classes)
     if "linear" in methods:
         probes.validation_split(task, targets[0])
     if model.data is not None and not is_own_data and spec.partition("?")[0] == model.data.partition("?")[0]:
         notes = (*notes, f"the run was trained on {model.data}: its training images may be among those that are scored")
-    return Evaluation(model, spec, source, task, targets, head, methods, is_own_data and model.corrupt == "skip", notes)
+    skip_corrupt = is_own_data and model.corrupt == "skip"
+    return Evaluation(model, spec, source, task, targets, head, methods, skip_corrupt, notes, options)
+
+
+def _neighbour_counts(given: list[int] | None, num_images: int) -> tuple[int, ...]:
+    """Return the numbers of neighbours: by default those of DINO for which there are training images, or all images."""
+    return tuple(given or [k for k in probes.NEIGHBOUR_COUNTS if k <= num_images] or [num_images])
 
 
 def _choose_methods(
@@ -223,25 +257,20 @@ def _choose_methods(
     return head, methods or ["head"], (head.note,) * bool(head.note)
 
 
-def _results(evaluation: Evaluation, features: tuple[Any, ...], args: argparse.Namespace) -> Iterator[Result]:
+def _results(evaluation: Evaluation, features: tuple[Any, ...]) -> Iterator[ProbeResult]:
     """Yield a result for each method and setting.
 
     features: of the training and of the held-out images, (N, D) and (M, D).
     """
+    options = evaluation.options
     (train, held_out), (train_targets, held_out_targets), names = features, evaluation.targets, evaluation.source.classes
 
     def accuracy(found: Any) -> float:
         return float(np.mean(found == held_out_targets))
 
     if "knn" in evaluation.methods:
-        for k, found in probes.knn(train, train_targets, held_out, args.k).items():
-            answers = score_answers(found == held_out_targets, resamples=args.resamples, seed=args.seed)
-            yield {
-                "method": "knn",
-                "k": k,
-                "accuracy": answers.value,
-                "intervals": {"accuracy": [answers.low, answers.high]},
-            }
+        for k, found in probes.knn(train, train_targets, held_out, options.neighbours).items():
+            yield KnnResult(k, score_answers(found == held_out_targets, resamples=options.resamples, seed=options.seed))
     if "linear" in evaluation.methods:
         probe = probes.linear_probe(evaluation.task, train, train_targets, held_out)
         scores = score(
@@ -249,27 +278,22 @@ def _results(evaluation: Evaluation, features: tuple[Any, ...], args: argparse.N
             probe.outputs,
             held_out_targets,
             names[: probe.outputs.shape[1]],
-            resamples=args.resamples,
-            seed=args.seed,
+            resamples=options.resamples,
+            seed=options.seed,
         )
-        setting = {"l2": probe.strength, "validation": probe.validated, "converged": probe.converged}
         images = images_of_each(evaluation.task, held_out_targets, names[: probe.outputs.shape[1]])
-        result = head_result(scores, constant_score(evaluation.task, held_out_targets), images)
-        if evaluation.task == "labels":  # each by itself, under the names that the trainers' records have
-            result |= {f"auroc/{name}": of["auroc"].value for name, of in scores.each.items()}
-        yield {"method": "linear", **setting, **result}
+        yield LinearResult(evaluation.task, probe, scores, constant_score(evaluation.task, held_out_targets), images)
     if "few-shot" in evaluation.methods:
-        for shots in args.shots:
+        for shots in options.shots:
             name, grids = f"z/{evaluation.spec}_{shots}shot", []  # big_vision's name of the metric
             for draw in range(NUM_DRAWS):
-                rows = probes.draw_shots(train_targets, shots, args.seed + draw, names)
+                rows = probes.draw_shots(train_targets, shots, options.seed + draw, names)
                 chosen = probes.few_shot(train[rows], train_targets[rows], held_out, probes.L2_GRID)
                 grids.append([accuracy(chosen[strength]) for strength in probes.L2_GRID])
             default, mean = probes.L2_GRID.index(probes.L2), np.mean(grids, axis=0)
-            best = {"best_l2": probes.L2_GRID[int(mean.argmax())], "best_accuracy": float(mean.max())}
-            draws = {f"{name}-seed-{args.seed + draw}": grid[default] for draw, grid in enumerate(grids)}
-            means = {"accuracy": float(mean[default]), "draws": draws, **best}
-            yield {"method": "few-shot", "shots": shots, "l2": probes.L2, **means}
+            draws = {f"{name}-seed-{options.seed + draw}": grid[default] for draw, grid in enumerate(grids)}
+            best = probes.L2_GRID[int(mean.argmax())], float(mean.max())
+            yield FewShotResult(shots, float(mean[default]), draws, *best)
 
 
 def _predict_set(predictor: Predictor, loader: DataLoader, set_name: str, quiet: bool) -> tuple[Any, Any]:
@@ -296,10 +320,11 @@ def _predict_set(predictor: Predictor, loader: DataLoader, set_name: str, quiet:
     return found[is_readable], is_readable
 
 
-def _overview(weights: str, evaluation: Evaluation) -> Iterator[str]:
+def _overview(evaluation: Evaluation) -> Iterator[str]:
     checkpoint, source = evaluation.model.checkpoint, evaluation.source
     config, split = checkpoint.config, f"split {source.split!r}" if source.split else "a share of the training images"
-    yield f"weights   {weights}: {config.depth} blocks of width {config.width}, {config.sizes['feature']} features"
+    what = f"{config.depth} blocks of width {config.width}, {config.sizes['feature']} features"
+    yield f"weights   {evaluation.options.weights}: {what}"
     yield f"data      {evaluation.spec}: {len(source.train):,} training images, {len(source.held_out):,} held out ({split})"
     assumed = (f"{each.field} is {each.value}, {each.why}" for each in checkpoint.assumed)
     for note in (*assumed, *source.notes, *evaluation.notes):
@@ -313,40 +338,3 @@ def _nan_to_null(result: Any) -> Any:
     if isinstance(result, list | tuple):
         return [_nan_to_null(value) for value in result]
     return None if isinstance(result, float) and not math.isfinite(result) else result
-
-
-def _table(results: list[Result]) -> Table:
-    table = make_table(None, "method", "setting", "held out", "")
-    for result in results:
-        table.add_row(result["method"], *_row(result))
-    return table
-
-
-def _shown_metrics(result: Result) -> tuple[str, ...]:
-    """Return the names of the metrics of a method that the table shows."""
-    return next(names for names in (("accuracy",), ("mae", "r2"), ("auroc",)) if names[0] in result)
-
-
-def _with_interval(name: str, result: Result) -> str:
-    """Return a metric as text, with its interval if it has one."""
-    low, high = result.get("intervals", {}).get(name, (math.nan, math.nan))
-    ends = "" if math.isnan(low) else f" ({format_metric(name, low)} to {format_metric(name, high)})"
-    return f"{format_metric(name, result[name])}{ends}"
-
-
-def _row(result: Result) -> tuple[str, str, str]:
-    """Return the setting of a result, its metrics, and further details, as texts."""
-    metrics = [f"{name} {_with_interval(name, result)}" for name in _shown_metrics(result)]
-    if result["method"] == "knn":
-        return f"k {result['k']}", ", ".join(metrics), ""
-    if result["method"] == "linear":
-        metric = next(name for name in PRIMARY_METRIC.values() if name in result)
-        not_converged = "" if result["converged"] else f"; not converged in {probes.MAX_ITERATIONS:,} iterations"
-        return (
-            f"L2 {result['l2']:.2g}",
-            ", ".join(metrics),
-            f"validation {format_metric(metric, result['validation'])}{not_converged}",
-        )
-    draws = ", ".join(format_metric("accuracy", value) for value in result["draws"].values())
-    best = f"{format_metric('accuracy', result['best_accuracy'])} at L2 2^{np.log2(result['best_l2']):.0f}"
-    return f"shots {result['shots']}, L2 2^10", ", ".join(metrics), f"draws {draws}; best of the grid {best}"

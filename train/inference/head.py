@@ -7,8 +7,8 @@ import numpy as np
 from rich.table import Table
 
 from parity.commands.printing import make_table
-from train.data.batches import ModelTargets
 from train.data.sources import Dataset
+from train.data.targets import ModelTargets
 from train.inference.model import Array, TrainedModel
 from train.inference.scores import Score, Scores, sigmoid, softmax
 from train.loop.class_names import match_outputs
@@ -21,7 +21,7 @@ class HeadTargets(NamedTuple):
     """The targets of a data set for the outputs of a head.
 
     targets: class numbers among `names`, or labels or values in the order of `names`; see
-        `train.data.batches.targets_for_task`.
+        `train.data.targets.targets_for_task`.
     names: of the outputs that are scored.
     columns: the outputs that are scored, in the order of `names`.
     note: a line that says what was assumed; "" if nothing was.
@@ -43,7 +43,7 @@ def match_head(model: TrainedModel, source: Dataset, task: Task, targets: ModelT
     Names decide: the data may have them in another order, or lack some.  All classes of the model stay possible answers.
     A model without names has the data's classes in their order, if it has as many outputs.
 
-    targets: of the held-out images; see `train.data.batches.targets_for_task`.
+    targets: of the held-out images; see `train.data.targets.targets_for_task`.
 
     Raises:
         InputError: the head predicts something else than the task or the classes of the data.

@@ -196,7 +196,7 @@ class LinearProbe(NamedTuple):
 def validation_split(task: Task, targets: Array) -> tuple[Indices, Indices]:
     """Return the rows of the training images to fit, and of the fifth that is held out to choose the L2 penalty.
 
-    targets: (N,) class numbers, or (N, labels or values); see `train.data.batches.targets_for_task`.
+    targets: (N,) class numbers, or (N, labels or values); see `train.data.targets.targets_for_task`.
 
     Raises:
         InputError: there are so few images that no validation image is left.

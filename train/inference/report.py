@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from parity.checkpoints.atomic_write import atomic_replace
 from train.inference.head import shorten_name
-from train.inference.scores import Scores
+from train.inference.scores import Array, Scores
 from train.loop.class_names import SINGULAR
 from train.loop.curves import INK
 from train.loop.pictures import encode_png
@@ -26,8 +26,6 @@ MISTAKE_COLUMNS = 6
 CELL_SIDE, TITLE_HEIGHT, GAP = 1.9, 0.42, 0.1  # inches: an image and the gap beside it, the text above it, the gap
 MAX_NAMED = 40  # classes whose names stand beside the confusion matrix
 MAX_COUNTED = 20  # classes up to which the numbers stand in it
-
-Array = NDArray[Any]
 
 
 def prepare_folder(folder: Path, *, force: bool) -> None:

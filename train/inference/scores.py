@@ -71,7 +71,7 @@ def score(
     Means leave out classes without images, and labels and values that are the same for all images.  A label is predicted if
     its probability is above 0.5.
 
-    outputs: (N, C) logits or values.    targets: see `train.data.batches.targets_for_task`.    names: (C,) of the outputs.
+    outputs: (N, C) logits or values.    targets: see `train.data.targets.targets_for_task`.    names: (C,) of the outputs.
     resamples: 0 for no intervals.    seed: of the resamples.
     """
     x, y = np.asarray(outputs, np.float64), np.asarray(targets)

@@ -10,8 +10,8 @@ from train.loop.request import Request
 def fit(request: Request) -> int:
     """Train as requested; return the exit code."""
     from train.jax import runtime
+    from train.jax.cluster import join_cluster
     from train.jax.engine import JaxEngine  # imported after the arguments are parsed, since JAX takes seconds to import
-    from train.jax.sharding import join_cluster
     from train.loop.session import train
 
     runtime.keep_freed_memory()

@@ -1,7 +1,6 @@
 """Checkpoints of a run, written by Orbax while training goes on.  Each is a folder, which is complete or absent."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ from orbax.checkpoint import v1 as ocp
 
 from parity.checkpoints.containers import ocdbt, zarr
 from parity.checkpoints.containers.budget import Budget
+from train.jax.parameter_tree import Tree
 from train.jax.runtime import is_of_lost_process
 from train.loop.checkpoint_folder import CheckpointFolder
 from train.loop.process import lost_process_error
 from vit_spec import InputError, bounded_json
-
-Tree = Any
-LoopState = dict[str, Any]  # see `train.loop.engine`
 
 MAX_JSON_BYTES = 1 << 26  # of a metadata file of Orbax, for any number of devices
 VERSION = 3  # of the content of a checkpoint; increase it when the structure of the training state changes
@@ -26,15 +23,14 @@ WARMED_UP_EMA = 2  # the version from which the EMA is warmed up and contains no
 
 
 class CheckpointStore:
-    """Orbax checkpoints of the training state and of the loop's state, a JSON object, in a folder.
+    """Orbax checkpoints of the training state and of the loop's state, as a JSON object, in a folder.
 
     The training state is a pytree whose attribute `step` is the number of steps done.
 
     keep: number of the newest checkpoints to keep; the best one is kept too.
-    rank: returns the number that is largest for the best checkpoint, given the loop's state; None if it has none.
     """
 
-    def __init__(self, folder: Path, *, keep: int, rank: Callable[[LoopState], float | None]) -> None:
+    def __init__(self, folder: Path, *, keep: int) -> None:
         # Orbax logs every save in ten lines and every failure in a hundred, although it raises an exception too.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -52,7 +48,6 @@ class CheckpointStore:
                 ),
             ]
         )
-        self._rank = rank
         zarr.check_path(folder)
         try:
             self._folder.settle_replaced()
@@ -85,16 +80,17 @@ class CheckpointStore:
         if damaged:
             self._folder.move_aside(damaged)
 
-    def save(self, step: int, state: Tree, loop_state: LoopState) -> None:
+    def save(self, step: int, state: Tree, loop_state: dict[str, Any], *, rank: float | None) -> None:
         """Start to write a checkpoint.  The previous one is complete when this one begins.
 
         An old checkpoint of the same step stays, under another name, until the new one is complete: Orbax's own `overwrite`
         deletes it first.
 
+        rank: the number that is largest for the best checkpoint; None for one that is not the best.
+
         Raises:
             InputError: this or the previous checkpoint cannot be written, for example because the disk is full.
         """
-        rank = self._rank(loop_state)
         metadata = {"version": VERSION, "note": loop_state, "digest": _checksums(state)}
         try:
             metrics = None if rank is None else {"rank": rank, "step": step}
@@ -128,7 +124,7 @@ class CheckpointStore:
         if not jax.process_index():
             self._folder.settle_replaced()
 
-    def restore_newest(self, target: Tree) -> tuple[int, Tree, LoopState, int] | None:
+    def restore_newest(self, target: Tree) -> tuple[int, Tree, dict[str, Any], int] | None:
         """Return step, training state, loop state and version of the newest checkpoint that can be read, or None.
 
         Damaged checkpoints are moved to the folder `checkpoints-damaged` once an older one has been read.
@@ -150,7 +146,7 @@ class CheckpointStore:
             self._open()
         return step, *restored
 
-    def restore(self, step: int, target: Tree) -> tuple[int, Tree, LoopState, int] | None:
+    def restore(self, step: int, target: Tree) -> tuple[int, Tree, dict[str, Any], int] | None:
         """Return what `restore_newest` returns, of the checkpoint of a step; None if it is missing or damaged.
 
         target: see `restore_newest`.
@@ -163,7 +159,7 @@ class CheckpointStore:
         restored, _ = self._read(step, target)
         return None if restored is None else (step, *restored)
 
-    def _read(self, step: int, target: Tree) -> tuple[tuple[Tree, LoopState, int] | None, str]:
+    def _read(self, step: int, target: Tree) -> tuple[tuple[Tree, dict[str, Any], int] | None, str]:
         """Return training state, loop state and version of a checkpoint; or None, and why it is damaged."""
         try:
             _check_tree(self._folder.path / str(step))

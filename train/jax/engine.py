@@ -1,7 +1,7 @@
 """The engine of `train.loop` in JAX: the training state on a mesh of devices, and the compiled functions that use it."""
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +22,13 @@ from train.jax import one_cpu, sharding
 from train.jax.checkpoints import WARMED_UP_EMA, CheckpointStore
 from train.jax.losses import loss_and_metric, soft_targets
 from train.jax.optimizers import frozen_mask, make_optimizer, update_scales, zero_frozen
-from train.jax.parameter_tree import tree
+from train.jax.parameter_tree import Tree, tree
 from train.jax.teacher import TeacherModel
 from train.loop import heartbeat
 from train.loop.checkpoint_folder import checkpoint_rank
-from train.loop.engine import EvalOutput
-from train.loop.metrics import BATCH_METRIC
+from train.loop.engine import EvalOutput, RestoredCheckpoint
+from train.loop.loop_state import LoopState
+from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
 from train.loop.peak_flops import peak_flops
 from train.loop.process import release_freed_memory
 from train.loop.teacher import Teacher
@@ -37,7 +38,6 @@ from train.recipes.schedule import ema_step_size
 from vit_jax.compilation import fast_compile_options
 from vit_spec import InputError, ViTConfig
 
-Tree = Any
 Metrics = dict[str, Array]
 
 
@@ -87,16 +87,8 @@ class JaxEngine:
         self._learning_rate = learning_rate
         self.mesh = sharding.make_mesh(recipe.mesh, config)
         images_per_device(recipe.batch_size, recipe.accumulate, self.mesh.shape)
-        dtype = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
         self._seed_key = shared_key(recipe.seed) if recipe.rng == "shared" else jax.random.key(recipe.seed)
-        # By default jax rounds the operands of float32 products on GPUs (TF32) and TPUs, which PyTorch does not.
-        precision = "highest" if dtype is None else None
-        self._parts, unroll = recipe.accumulate, None
-        if any(self.mesh.shape[axis] > 1 for axis in ("fsdp", "tensor")):
-            unroll = 1  # in a loop, matrices that are sharded are gathered for one block at a time
-        elif self.mesh.size == 1 and self._is_on_cpu:
-            self._parts, unroll = one_cpu.num_parts(config, recipe), one_cpu.blocks_per_iteration(config, recipe)
-        execution = vit_jax.Execution(dtype=dtype, precision=precision, remat=recipe.remat, unroll=unroll)
+        execution, self._parts = self._choose_execution()
         self._model = vit_jax.ViT(config, execution)
         self._optimizer = make_optimizer(recipe.optimizer, config, self.mesh)
         self._update_scales = update_scales(config, recipe.optimizer.layer_decay, recipe.optimizer.freeze)
@@ -173,23 +165,24 @@ class JaxEngine:
         """Return the EMA of the weights if there is one and `raw` is False, else the weights."""
         return self._state.params if raw or self._state.ema is None else self._state.ema
 
-    def save_checkpoint(self, step: int, loop_state: dict[str, Any]) -> None:
+    def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         """Start to write a checkpoint: the training state and the state of the loop."""
-        self._checkpoint_store.save(step, self._state, loop_state)
+        rank = checkpoint_rank(self._task, loop_state)
+        self._checkpoint_store.save(step, self._state, loop_state.to_json(), rank=rank)
 
-    def restore_checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
+    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         """Restore the newest readable checkpoint, or that of `step`; return its step and the loop's state, or None."""
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state)
         store = self._checkpoint_store
         if (restored := store.restore_newest(target) if step is None else store.restore(step, target)) is None:
             return None
-        step, self._state, loop_state, version = restored
+        step, self._state, saved_state, version = restored
+        note = ""
         if version < WARMED_UP_EMA and self.has_ema and ema_step_size(step, decay=self._recipe.ema) > 1 - self._recipe.ema:
             copied = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=self.shardings.params)
             self._state = self._state._replace(ema=copied(self._state.params))
-            remark = f"the EMA restarts at step {step:,}: an older version mixed the initial weights into it"
-            return step, loop_state | {"remark": remark}
-        return step, loop_state
+            note = f"the EMA restarts at step {step:,}: an older version mixed the initial weights into it"
+        return RestoredCheckpoint(step, LoopState.from_json(saved_state, PRIMARY_METRIC[self._task]), note)
 
     def profile(self, folder: Path | None) -> None:
         """Start JAX's profiler, which writes a trace for TensorBoard into `folder`; None: stop it."""
@@ -219,8 +212,7 @@ class JaxEngine:
     @property
     def _checkpoint_store(self) -> CheckpointStore:
         if self._checkpoints is None:
-            rank = partial(checkpoint_rank, self._task)
-            self._checkpoints = CheckpointStore(self._folder, keep=self._recipe.keep, rank=rank)
+            self._checkpoints = CheckpointStore(self._folder, keep=self._recipe.keep)
         return self._checkpoints
 
     def _to_host(self, array: Array) -> np.ndarray:
@@ -238,6 +230,19 @@ class JaxEngine:
         # While inputs are copied, jax starts a computation in another thread, which does not keep its memory; see
         # `train.jax.runtime.keep_freed_memory`.
         return jax.block_until_ready(placed) if self._is_on_cpu else placed
+
+    def _choose_execution(self) -> tuple[vit_jax.Execution, int]:
+        """Return how the model is computed, and in how many parts the gradient of a batch."""
+        recipe = self._recipe
+        dtype = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
+        # By default jax rounds the operands of float32 products on GPUs (TF32) and TPUs, which PyTorch does not.
+        precision = "highest" if dtype is None else None
+        parts, unroll = recipe.accumulate, None
+        if any(self.mesh.shape[axis] > 1 for axis in ("fsdp", "tensor")):
+            unroll = 1  # in a loop, matrices that are sharded are gathered for one block at a time
+        elif self.mesh.size == 1 and self._is_on_cpu:
+            parts, unroll = one_cpu.num_parts(self.config, recipe), one_cpu.blocks_per_iteration(self.config, recipe)
+        return vit_jax.Execution(dtype=dtype, precision=precision, remat=recipe.remat, unroll=unroll), parts
 
     # The training state ------------------------------------------------------------------------------------------
 
@@ -393,8 +398,8 @@ class JaxEngine:
         if ema is None:
             return None
         step_size = ema_step_size(step.astype(float), decay=self._recipe.ema)
-        # Not 0.9999 mean + 0.0001 p: in float32 these factors do not add up to 1, so the mean of a constant p would drift.
-        return jax.tree.map(lambda mean, p: (mean + step_size * (p - mean)).astype(p.dtype), ema, params)
+        # Not 0.9999 ema + 0.0001 p: in float32 these factors do not add up to 1, so the EMA of a constant p would drift.
+        return jax.tree.map(lambda average, p: (average + step_size * (p - average)).astype(p.dtype), ema, params)
 
     def _eval_step(self, params: Tree, images: Array, targets: Array, readable: Array) -> tuple[Array, Array, Array]:
         outputs = self._apply(params, self._normalize(images))

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from optax import contrib
 
 from train.jax.matrix_distribution import Distribution, distribute
-from train.jax.parameter_tree import tree
+from train.jax.parameter_tree import Tree, tree
 from train.mesh import Parameter
 from train.optimizer_state import is_orthogonalized
 from train.recipes import Optimizer
@@ -31,8 +31,6 @@ from vit_jax.optimizer import adamw, clip_by_global_norm
 from vit_spec import ViTConfig
 
 MATRICES = contrib.MuonDimensionNumbers((1,), (2,))  # of an array (matrices, inputs, outputs)
-
-Tree = Any
 
 
 def make_optimizer(o: Optimizer, config: ViTConfig, mesh: Mesh | None = None) -> optax.GradientTransformationExtraArgs:

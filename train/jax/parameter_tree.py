@@ -8,7 +8,7 @@ from parity.checkpoints.formats import get
 from train.mesh import AxisSizes, Parameter, parameters, shard_dims
 from vit_spec import ViTConfig
 
-Tree = Any
+Tree = Any  # a pytree; jax has no type for it
 
 
 def tree(config: ViTConfig, function: Callable[[Parameter], Any]) -> Tree:

@@ -4,7 +4,6 @@ The model contains no sharding.  `constrain_modules` intercepts the calls of its
 and outputs from outside.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,18 +13,12 @@ import jax
 import numpy as np
 from flax import linen as nn
 from jax import Array
-from jax._src import distributed
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from train.jax import coordinator
-from train.jax.parameter_tree import mesh_axes, tree
-from train.loop import heartbeat
-from train.loop.process import is_started_by_srun
+from train.jax.parameter_tree import Tree, mesh_axes, tree
 from train.mesh import AXES, BATCH_AXES, axis_sizes
 from vit_jax.layers import ViTModule
-from vit_spec import InputError, ViTConfig
-
-Tree = Any
+from vit_spec import ViTConfig
 
 # The shardings of outputs that are sharded along `tensor` too, by module: activations (B, T, ...) with an axis of heads.
 HEADS = PartitionSpec(BATCH_AXES, None, None, "tensor", None)
@@ -34,56 +27,6 @@ OUTPUT_SPECS = {
     "kv": HEADS,
     **dict.fromkeys(("q", "q_norm", "k_norm"), PartitionSpec(BATCH_AXES, None, "tensor", None)),
 }
-
-
-def join_cluster() -> None:
-    """Initialize `jax.distributed` if the environment says that the run has several processes.
-
-    JAX detects Slurm, Open MPI and TPU pods itself.  Elsewhere, set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID.
-
-    Raises:
-        InputError: JAX_COORDINATOR_ADDRESS is set, and has no port, or one of the other two is missing or out of range; or
-            as `train.loop.process.is_started_by_srun` and `train.jax.coordinator.initialize`.
-    """
-    env = os.environ
-    if "JAX_COORDINATOR_ADDRESS" in env:
-        try:
-            count, index = (int(env[name]) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
-        except (KeyError, ValueError):
-            raise InputError(
-                "JAX_COORDINATOR_ADDRESS is set: set JAX_NUM_PROCESSES and JAX_PROCESS_ID too, to integers"
-            ) from None
-        if not 0 <= index < count:
-            last = max(count, 1) - 1
-            raise InputError(
-                f"JAX_PROCESS_ID is {index} and JAX_NUM_PROCESSES {count}: number the processes from 0 to {last}"
-            )
-        address = env["JAX_COORDINATOR_ADDRESS"]
-        host, _, port = address.rpartition(":")
-        # gRPC would subtract 65536 from a larger number.
-        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise InputError(
-                f"JAX_COORDINATOR_ADDRESS is {address!r}: give HOST:PORT of process 0, with a port from 1 to 65535"
-            )
-        coordinator.initialize(address, count, index)
-    elif (
-        is_started_by_srun()
-        or int(env.get("OMPI_COMM_WORLD_SIZE", "1") or 1) > 1
-        or "," in env.get("TPU_WORKER_HOSTNAMES", "")
-        or "MEGASCALE_COORDINATOR_ADDRESS" in env
-    ):
-        coordinator.initialize()
-    if jax.distributed.is_initialized():
-        # JAX notices the end of a process after 100 s, and ends the others with a stack of C++.
-        client = distributed.global_state.client
-        assert client is not None
-        heartbeat.start(
-            lambda process, text: client.key_value_set(f"heartbeat/{process}", text, allow_overwrite=True),
-            lambda process: client.key_value_try_get(f"heartbeat/{process}"),
-            jax.process_index(),
-            jax.process_count(),
-        )
 
 
 def make_mesh(text: str, config: ViTConfig) -> Mesh:

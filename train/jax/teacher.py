@@ -1,7 +1,5 @@
 """The teacher of knowledge distillation in JAX."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -10,11 +8,10 @@ from jax.sharding import NamedSharding
 import parity
 import vit_jax
 from train.jax.losses import teacher_loss
+from train.jax.parameter_tree import Tree
 from train.loop.teacher import InputTransform, Teacher
 from train.recipes import Recipe
 from vit_spec import ViTConfig
-
-Tree = Any
 
 
 class TeacherModel:

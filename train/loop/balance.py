@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.batches import ModelTargets
 from train.data.class_weights import Weights, balanced_weights
 from train.data.sources import Dataset
+from train.data.targets import ModelTargets
 from train.recipes import Recipe, Task
 from vit_spec import InputError
 
@@ -26,7 +26,7 @@ class Balance(NamedTuple):
     def from_recipe(cls, recipe: Recipe, source: Dataset, task: Task, targets: ModelTargets) -> "Balance":
         """Return what a recipe asks for.
 
-        targets: of the training images, see `train.data.batches.targets_for_task`.
+        targets: of the training images, see `train.data.targets.targets_for_task`.
 
         Raises:
             InputError: the task has no classes to weight, or the data have none to balance.

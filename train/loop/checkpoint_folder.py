@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from parity.terminal import print_note
-from train.loop.engine import LoopState, replaced_folder
+from train.loop.loop_state import LoopState
 from train.loop.metrics import PRIMARY_METRIC
 from train.recipes import Task
 from vit_spec import InputError
@@ -145,10 +145,15 @@ class CheckpointFolder:
         return InputError(f"cannot write a checkpoint to {self.path} ({reason}): make room there, then give the same --run")
 
 
+def replaced_folder(folder: Path) -> Path:
+    """Return the folder, beside that of the checkpoints, for a checkpoint whose replacement is not complete yet."""
+    return folder.with_name(f"{folder.name}-replaced")
+
+
 def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:
     """Return a number that is largest for the best checkpoint; None if its weights were not evaluated."""
     metric = PRIMARY_METRIC[task]
-    value = loop_state["last"][metric] if loop_state["looked"] else math.nan
+    value = loop_state.last[metric] if loop_state.is_evaluated else math.nan
     return None if math.isnan(value) else -value if metric == "mae" else value
 
 

@@ -30,19 +30,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from parity.checkpoints.weights import Checkpoint
 from train.data.batches import Batch
+from train.loop.loop_state import LoopState
 from train.loop.teacher import Teacher
 from train.recipes import Recipe, Task
 from vit_spec import ViTConfig
-
-# A JSON object that belongs to the loop: best metrics, unfinished averages, elapsed time.  An engine saves it with each
-# checkpoint and returns it unchanged.  It reads two keys, see `Engine.save_checkpoint`, and may add one, see
-# `Engine.restore_checkpoint`.
-LoopState = dict[str, Any]
-
-
-def replaced_folder(folder: Path) -> Path:
-    """Return the folder, beside that of the checkpoints, for a checkpoint whose replacement is not complete yet."""
-    return folder.with_name(f"{folder.name}-replaced")
 
 
 class EvalOutput(NamedTuple):
@@ -59,6 +50,19 @@ class EvalOutput(NamedTuple):
     outputs: ArrayLike
     losses: ArrayLike
     readable: ArrayLike
+
+
+class RestoredCheckpoint(NamedTuple):
+    """What the loop learns of a restored checkpoint.
+
+    step: the number of steps done.
+    loop_state: what was given to `Engine.save_checkpoint`; None if the checkpoint has metadata that no run writes.
+    note: a line that the loop prints; "" for none.
+    """
+
+    step: int
+    loop_state: LoopState | None
+    note: str = ""
 
 
 class Engine(Protocol):
@@ -186,15 +190,16 @@ class Engine(Protocol):
         A checkpoint has all that steps change: weights, optimizer state, EMA, the number of steps done, and whether a
         non-finite step has stopped the run; and `loop_state`.  A checkpoint that is not complete must never be taken for a
         complete one, whenever the process is killed.  The previous checkpoint is complete before this one is written.
-        The loop does not change `loop_state` after the call.
+        The checkpoint has the JSON of `loop_state.to_json`, and the loop does not change `loop_state` after the call.
 
         Of the checkpoints, the newest `recipe.keep` stay, and besides them the one with the best
-        `loop_state["last"][train.loop.metrics.PRIMARY_METRIC[task]]` among those with a true `loop_state["looked"]`: their
-        weights were evaluated.  NaN is never best; of equal values, the earliest is best.
+        `loop_state.last[train.loop.metrics.PRIMARY_METRIC[task]]` among those with a true `loop_state.is_evaluated`.  NaN
+        is never best; of equal values, the earliest is best.
 
         A checkpoint for a step that already has one replaces it.  The old one stays until the new one is complete, whenever
-        the process is killed: if it needs another name meanwhile, it is in `replaced_folder(folder)`, and
-        `restore_checkpoint` finds it if the new one is not complete.
+        the process is killed: if it needs another name meanwhile, it is in the folder that
+        `train.loop.checkpoint_folder.replaced_folder` returns, and `restore_checkpoint` finds it if the new one is not
+        complete.
 
         Args:
             step: the number of steps done.
@@ -203,7 +208,7 @@ class Engine(Protocol):
             InputError: this or an earlier checkpoint cannot be written, such as on a full disk.
         """
 
-    def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         """Restore the newest checkpoint that can be read, or that of a step, written by any number of devices and any mesh.
 
         If `step` is None, a damaged checkpoint is moved to the folder `checkpoints-damaged` beside `folder`, a printed line
@@ -213,8 +218,7 @@ class Engine(Protocol):
             step: the step whose checkpoint to restore; None for the newest that can be read.
 
         Returns:
-            The number of steps done and the loop's state; None if there is no checkpoint, or if that of `step` is missing
-            or damaged.  The key "remark" of the state, if the engine adds it, is a line that the loop prints.
+            None if there is no checkpoint, or if that of `step` is missing or damaged.
 
         Raises:
             InputError: there are checkpoints and none can be read; or the newest is of a newer version of this package, or

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from train.data.batches import Batch, DataLoader
 from train.loop.attention_maps import patch_attention
-from train.loop.engine import Engine, EvalOutput, LoopState
+from train.loop.engine import Engine, EvalOutput
 from train.loop.interruption import Interruption
-from train.loop.loop_state import equal_metrics, is_loop_state, with_missing_keys
+from train.loop.loop_state import LoopState, equal_metrics
 from train.loop.metrics import PRIMARY_METRIC, compute_metrics, is_better
 from train.loop.pictures import MAX_IMAGES, image_grid, overlay_attention, training_images
 from train.loop.profile import Profile
@@ -266,22 +266,22 @@ class Loop:
             return
         is_first = self._saved_step < 0
         self._saved_step = self.done  # before writing: a write that fails is not tried twice
-        state = {
-            "run": self.run.id,
-            "last": self.last,
-            "looked": self._is_evaluated,
-            "best": self.best,
-            "last_raw": self.last_raw,
-            "best_raw": self.best_raw,
-            "since_best": self.evaluations_since_best,
-            "best_files": dict(self._weight_files.recorded),
-            "window": list(self._recent_metrics),  # a copy: the engine may write it after the list has changed
-            "mean": self._mean_metrics,
-            "unread": sorted(self.unreadable),
-            "skipped": self.skipped,
-            "seconds": self.run.seconds,
-            "records": self.run.count_records(self.done, is_evaluated=self._is_evaluated),
-        }
+        state = LoopState(
+            run_id=self.run.id,
+            last=self.last,
+            best=self.best,
+            last_raw=self.last_raw,
+            best_raw=self.best_raw,
+            is_evaluated=self._is_evaluated,
+            evaluations_since_best=self.evaluations_since_best,
+            best_files=dict(self._weight_files.recorded),
+            recent_metrics=list(self._recent_metrics),  # a copy: the engine may write it after the list has changed
+            mean_metrics=self._mean_metrics,
+            unreadable=sorted(self.unreadable),
+            skipped=self.skipped,
+            seconds=self.run.seconds,
+            num_records=self.run.count_records(self.done, is_evaluated=self._is_evaluated),
+        )
         self.engine.save_checkpoint(self.done, state)
         if not is_first:
             self._weight_files.set_has_checkpoint()  # the previous checkpoint is complete when this one begins
@@ -292,7 +292,7 @@ class Loop:
             self.run.resume_at(0, 0.0, is_evaluated=False)
             return
         self._weight_files.set_has_checkpoint()
-        self.done, state = restored
+        self.done, state, note = restored
         if self.done < self.schedule.offset_from:
             raise InputError(
                 f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
@@ -303,33 +303,31 @@ class Loop:
                 f"--epochs {self.recipe.epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: "
                 "give more"
             )
-        state = with_missing_keys(state)
-        if not is_loop_state(state, PRIMARY_METRIC[self.task]):
+        if state is None:
             raise InputError(
                 f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
                 "move that checkpoint away to resume from an older one, or give --run a new folder"
             )
-        if (run_id := self.run.id) and state["run"] not in ("", run_id):
+        if (run_id := self.run.id) and state.run_id not in ("", run_id):
             raise InputError(
-                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state['run']}; "
+                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state.run_id}; "
                 f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new "
                 "folder"
             )
-        self._saved_step, self.skipped, self.unreadable = self.done, state["skipped"], set(state["unread"])
-        self.last, self.best = state["last"], state["best"]
-        self.evaluations_since_best = state["since_best"]
-        self._recent_metrics, self._mean_metrics = state["window"], state["mean"]
-        self.last_raw, self.best_raw, self._is_evaluated = state["last_raw"], state["best_raw"], state["looked"]
-        self._weight_files.recorded = state["best_files"]
-        self.run.resume_at(self.done, state["seconds"], is_evaluated=self._is_evaluated)
+        self._saved_step, self.skipped, self.unreadable = self.done, state.skipped, set(state.unreadable)
+        self.last, self.best, self.last_raw, self.best_raw = state.last, state.best, state.last_raw, state.best_raw
+        self._is_evaluated, self.evaluations_since_best = state.is_evaluated, state.evaluations_since_best
+        self._recent_metrics, self._mean_metrics = list(state.recent_metrics), state.mean_metrics
+        self._weight_files.recorded = dict(state.best_files)
+        self.run.resume_at(self.done, state.seconds, is_evaluated=self._is_evaluated)
         self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
-        if (missing := state["records"] - len(self.run.records)) > 0:
+        if (missing := state.num_records - len(self.run.records)) > 0:
             self.display.print_line(
-                f"{self.run.path / 'metrics.jsonl'} lacks {missing:,} of the {state['records']:,} records up to this step: "
-                "it was cut or replaced, and the curves lack them too"
+                f"{self.run.path / 'metrics.jsonl'} lacks {missing:,} of the {state.num_records:,} records up to this "
+                "step: it was cut or replaced, and the curves lack them too"
             )
-        if "remark" in state:
-            self.display.print_line(state["remark"])
+        if note:
+            self.display.print_line(note)
         # The files may have other weights: the run ended before they were written, or it resumes from an older checkpoint.
         self._weight_files.write_newest()
         self.best = self._restore_best(self.run.best, self.best, self.last)
@@ -347,12 +345,7 @@ class Loop:
             return {}
 
         def is_best(state: LoopState) -> bool:
-            state = with_missing_keys(state)
-            return (
-                is_loop_state(state, PRIMARY_METRIC[self.task])
-                and state["looked"]
-                and equal_metrics(state["last_raw" if raw else "last"], best)
-            )
+            return state.is_evaluated and equal_metrics(state.last_raw if raw else state.last, best)
 
         is_newest = self._is_evaluated and equal_metrics(best, last)
         is_kept = self._weight_files.restore_best(path, self.done, is_newest=is_newest, is_best=is_best, raw=raw)

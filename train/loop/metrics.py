@@ -46,7 +46,7 @@ def constant_score(task: Task, targets: np.ndarray) -> tuple[str, float]:
 
     accuracy for classes, mae for values, and label_accuracy for labels.
 
-    targets: see `train.data.batches.targets_for_task`.
+    targets: see `train.data.targets.targets_for_task`.
     """
     if task == "classes":
         return "accuracy", float(np.bincount(targets).max() / len(targets))

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from train.loop.engine import replaced_folder
+from train.loop.checkpoint_folder import replaced_folder
 from train.loop.lineage import Lineage, extend_lineage
 from train.loop.metrics_file import Record
 from train.recipes import Recipe, parse_recipe

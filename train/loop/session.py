@@ -14,15 +14,10 @@ from rich.console import Console
 import vit_spec
 from parity.checkpoints.weights import Checkpoint
 from parity.terminal import Terminal, print_error
-from train.data.batches import (
-    DataLoader,
-    ModelTargets,
-    default_workers,
-    held_out_preprocessing,
-    num_outputs,
-    targets_for_task,
-)
+from train.data.batches import DataLoader, held_out_preprocessing
 from train.data.sources import Dataset, Examples
+from train.data.targets import ModelTargets, num_outputs, targets_for_task
+from train.data.workers import default_workers
 from train.loop import curves, init_from, run_tables
 from train.loop.balance import Balance
 from train.loop.engine import Engine, EngineFactory

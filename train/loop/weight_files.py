@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.loop.engine import Engine, LoopState
+from train.loop.engine import Engine
+from train.loop.loop_state import LoopState
 from train.loop.progress import ProgressDisplay
 from train.loop.run_folder import RunFolder
 from train.loop.write_files import convert_write_errors, file_sha256
@@ -86,7 +87,7 @@ class WeightFiles:
         # The checkpoint may be another run's: its arrays and its step do not tell.
         is_restored = False
         if (restored := self.engine.restore_checkpoint(file["step"])) is not None:
-            if is_restored := is_best(restored[1]):
+            if is_restored := restored.loop_state is not None and is_best(restored.loop_state):
                 self.write_best(path, file["step"], raw=raw)
                 self.display.print_line(f"{path} is restored from the checkpoint of step {file['step']:,}")
             if self.engine.restore_checkpoint(done) is None:

@@ -12,8 +12,8 @@ def fit(request: Request) -> int:
     process.keep_freed_memory()
     from train.loop.session import train
     from train.torch import runtime
+    from train.torch.cluster import join_cluster
     from train.torch.engine import TorchEngine  # after the arguments are parsed, since torch takes seconds to import
-    from train.torch.sharding import join_cluster
 
     join_cluster()
     with runtime.one_line_errors():

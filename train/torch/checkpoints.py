@@ -13,7 +13,7 @@ import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,6 @@ from torch.distributed.tensor import DTensor
 from parity.checkpoints.containers import safetensors, zarr
 from parity.checkpoints.containers.budget import Budget
 from train.loop.checkpoint_folder import MARKERS, CheckpointFolder
-from train.loop.engine import LoopState
 from train.loop.process import lost_process_error
 from train.torch.runtime import is_of_lost_process
 from train.torch.sharding import local
@@ -60,10 +59,9 @@ class CheckpointStore:
     """The checkpoints in a folder.
 
     keep: number of the newest checkpoints to keep; the best one is kept too.
-    rank: returns the number that is largest for the best checkpoint, given the loop's state; None if it has none.
     """
 
-    def __init__(self, folder: Path, *, keep: int, rank: Callable[[LoopState], float | None]) -> None:
+    def __init__(self, folder: Path, *, keep: int) -> None:
         is_distributed = dist.is_initialized()
         self._process, self._count = (dist.get_rank(), dist.get_world_size()) if is_distributed else (0, 1)
         # A group for the thread that writes, whose collectives come at any time between those of the training steps.
@@ -72,7 +70,7 @@ class CheckpointStore:
         for message in ("torch.distributed is disabled", "TypedStorage is deprecated"):
             warnings.filterwarnings("ignore", message=message)
         self._folder = CheckpointFolder(folder, "train.torch")
-        self._keep, self._rank = keep, rank
+        self._keep = keep
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         if self._process == 0:
@@ -84,17 +82,20 @@ class CheckpointStore:
                 raise self._folder.write_error(error) from error
         self._gather(None)  # no process lists the checkpoints before
 
-    def save(self, step: int, snapshot: Snapshot, loop_state: LoopState) -> None:
+    def save(self, step: int, snapshot: Snapshot, loop_state: dict[str, Any], *, rank: float | None) -> None:
         """Start to write a checkpoint.  The previous one is complete when this one begins.
 
         An old checkpoint of the same step stays until the new one is complete.
+
+        loop_state: a JSON object.
+        rank: the number that is largest for the best checkpoint; None for one that is not the best.
 
         Raises:
             InputError: the previous checkpoint cannot be written, for example because the disk is full.
         """
         self._wait()
         copied = {name: _copy_to_cpu(tensor) for name, tensor in snapshot.tensors.items()}
-        self._pending = self._executor.submit(self._write, step, Snapshot(copied, snapshot.numbers), loop_state)
+        self._pending = self._executor.submit(self._write, step, Snapshot(copied, snapshot.numbers), loop_state, rank)
 
     def close(self) -> None:
         """Wait until all checkpoints are written.
@@ -114,7 +115,7 @@ class CheckpointStore:
             cause = _cause(error)
             raise lost_process_error() if is_of_lost_process(cause) else self._folder.write_error(cause) from error
 
-    def _write(self, step: int, snapshot: Snapshot, loop_state: LoopState) -> None:
+    def _write(self, step: int, snapshot: Snapshot, loop_state: dict[str, Any], rank: float | None) -> None:
         """Write a checkpoint under another name, give it its own name when it is complete, and remove old ones."""
         final = self._folder.path / str(step)
         partial = final.with_name(f"{step}{PARTIAL}")
@@ -130,7 +131,7 @@ class CheckpointStore:
             content = {
                 "version": VERSION,
                 "step": step,
-                "rank": self._rank(loop_state),
+                "rank": rank,
                 "numbers": snapshot.numbers,
                 "tensors": {name: _kind(tensor) for name, tensor in snapshot.tensors.items()},
                 "checksums": checksums,
@@ -170,7 +171,7 @@ class CheckpointStore:
             return None
         return rank if isinstance(rank, float | int) else None
 
-    def restore_newest(self, target: Snapshot) -> tuple[int, Snapshot, LoopState] | None:
+    def restore_newest(self, target: Snapshot) -> tuple[int, Snapshot, dict[str, Any]] | None:
         """Return step, snapshot and loop state of the newest checkpoint that can be read, or None.
 
         Damaged checkpoints are moved to the folder `checkpoints-damaged` once an older one has been read.
@@ -189,7 +190,7 @@ class CheckpointStore:
             self._folder.move_aside(damaged)
         return step, *restored
 
-    def restore(self, step: int, target: Snapshot) -> tuple[int, Snapshot, LoopState] | None:
+    def restore(self, step: int, target: Snapshot) -> tuple[int, Snapshot, dict[str, Any]] | None:
         """Return what `restore_newest` returns, of the checkpoint of a step; None if it is missing or damaged.
 
         Raises:
@@ -201,7 +202,7 @@ class CheckpointStore:
         restored, _ = self._read(step, target)
         return None if restored is None else (step, *restored)
 
-    def _read(self, step: int, target: Snapshot) -> tuple[tuple[Snapshot, LoopState] | None, str]:
+    def _read(self, step: int, target: Snapshot) -> tuple[tuple[Snapshot, dict[str, Any]] | None, str]:
         """Return snapshot and loop state of a checkpoint; or None, and why it is damaged."""
         path = self._folder.path / str(step)
         try:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,8 +16,9 @@ from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
 from train.loop import heartbeat
 from train.loop.checkpoint_folder import checkpoint_rank
-from train.loop.engine import EvalOutput, LoopState
-from train.loop.metrics import BATCH_METRIC
+from train.loop.engine import EvalOutput, RestoredCheckpoint
+from train.loop.loop_state import LoopState
+from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
 from train.loop.peak_flops import peak_flops
 from train.loop.teacher import Teacher
 from train.mesh import describe, images_per_device, replication_note
@@ -27,7 +27,8 @@ from train.recipes.schedule import ema_step_size
 from train.torch.checkpoints import CheckpointStore, Snapshot
 from train.torch.losses import loss_and_metric, soft_targets
 from train.torch.optimizers import make_optimizer, multiplier_of_each
-from train.torch.sharding import Placement, Preemption, ProcessMesh, local
+from train.torch.preemption import Preemption
+from train.torch.sharding import Placement, ProcessMesh, local
 from train.torch.teacher import TeacherModel
 from vit_spec import ViTConfig
 from vit_torch.noise import fold_in
@@ -82,34 +83,16 @@ class TorchEngine:
         dtype = torch.bfloat16 if recipe.dtype == "bfloat16" else None
         self._execution = vit_torch.Execution(dtype=dtype, remat=recipe.remat)
         self._model = self._make_model(initial_weights)
-        mean_model = None
-        if recipe.ema:
-            mean_model = self._model_of({name: p.detach().clone() for name, p in self._model.named_parameters()})
-            mean_model.requires_grad_(False)
+        self._ema_model = self._make_ema_model() if recipe.ema else None
         multipliers = multiplier_of_each(recipe.optimizer, config)
         for name, parameter in self._model.named_parameters():
             parameter.requires_grad_(multipliers[name] > 0)
         self._teacher = None if teacher is None else TeacherModel(teacher, config, recipe, dtype, self._device)
         self._is_compiled = recipe.compile == "on" or (recipe.compile == "auto" and self._device.type == "cuda")
-        # Compiled whole, a step of ViT-S/16 on an H100 takes 0.89 of its time with compiled blocks, but all blocks take as
-        # long to compile as they are many.  Blocks that are gathered or computed again are compiled by themselves, once.
-        is_whole = self._is_compiled and self._device.type == "cuda" and recipe.remat == "none" and not self.is_distributed
-        if self._is_compiled:
-            for block in (
-                *(() if is_whole else self._model.blocks),
-                *(self._teacher.model.blocks if self._teacher else ()),
-            ):
-                block.compile()
-        self._forward = self._mesh.distribute(self._model, dtype)
-        if is_whole:
-            self._forward = cast(torch.nn.Module, torch.compile(self._forward))
+        self._forward = self._make_forward()
         self._params = dict(self._model.named_parameters())
         self._optimizer = make_optimizer(recipe.optimizer, config, self._params, self._mesh)
-        ema = None
-        if mean_model is not None:
-            self._mesh.distribute(mean_model, dtype)
-            ema = {name: local(p) for name, p in mean_model.named_parameters()}
-        self._mean_model = mean_model or self._model
+        ema = None if self._ema_model is None else {name: local(p) for name, p in self._ema_model.named_parameters()}
         self._state = State(ema, torch.ones((), dtype=torch.bool, device=self._device))
         self._checkpoints: CheckpointStore | None = None
         self._profiler: torch.profiler.profile | None = None
@@ -168,6 +151,28 @@ class TorchEngine:
             model = vit_torch.ViT(self.config, self._execution)
         model.load_state_dict(weights, assign=True)
         return model
+
+    def _make_ema_model(self) -> vit_torch.ViT:
+        """Return a model with the EMA of the weights, at first the weights themselves, which are not distributed yet."""
+        model = self._model_of({name: p.detach().clone() for name, p in self._model.named_parameters()})
+        model.requires_grad_(False)
+        self._mesh.distribute(model, self._execution.dtype)
+        return model
+
+    def _make_forward(self) -> torch.nn.Module:
+        """Distribute the model, and return the module to call in a training step, compiled if `_is_compiled`."""
+        # Compiled whole, a step of ViT-S/16 on an H100 takes 0.89 of its time with compiled blocks, but all blocks take as
+        # long to compile as they are many.  Blocks that are gathered or computed again are compiled by themselves, once.
+        is_once = self._recipe.remat == "none" and not self.is_distributed
+        is_whole = self._is_compiled and self._device.type == "cuda" and is_once
+        if self._is_compiled:
+            for block in (
+                *(() if is_whole else self._model.blocks),
+                *(self._teacher.model.blocks if self._teacher else ()),
+            ):
+                block.compile()
+        forward = self._mesh.distribute(self._model, self._execution.dtype)
+        return cast(torch.nn.Module, torch.compile(forward)) if is_whole else forward
 
     @property
     def has_ema(self) -> bool:
@@ -240,11 +245,12 @@ class TorchEngine:
     def _update_ema(self, step: int, sound: Tensor) -> None:
         if self._state.ema is not None:
             step_size = float(ema_step_size(step, decay=self._recipe.ema))
-            # mean + c (p - mean), as in `train.jax`; torch's lerp computes that where c is below 0.5.
-            means = [*self._state.ema.values()]
-            differences = torch._foreach_sub([self._optimizer.placements[name].entries for name in self._state.ema], means)
-            torch._foreach_mul_(differences, sound.to(means[0].dtype) * step_size)
-            torch._foreach_add_(means, differences)
+            # ema + c (p - ema), as in `train.jax`; torch's lerp computes that where c is below 0.5.
+            averages = [*self._state.ema.values()]
+            weights = [self._optimizer.placements[name].entries for name in self._state.ema]
+            differences = torch._foreach_sub(weights, averages)
+            torch._foreach_mul_(differences, sound.to(averages[0].dtype) * step_size)
+            torch._foreach_add_(averages, differences)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
@@ -277,14 +283,15 @@ class TorchEngine:
 
     def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         """Start to write a checkpoint: the training state and the state of the loop."""
-        self._checkpoint_store.save(step, self._snapshot(), loop_state)
+        rank = checkpoint_rank(self._task, loop_state)
+        self._checkpoint_store.save(step, self._snapshot(), loop_state.to_json(), rank=rank)
 
-    def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         """Restore the newest readable checkpoint, or that of `step`; return its step and the loop's state, or None."""
         store, target = self._checkpoint_store, self._snapshot()
         if (restored := store.restore_newest(target) if step is None else store.restore(step, target)) is None:
             return None
-        step, snapshot, loop_state = restored
+        step, snapshot, saved_state = restored
         with torch.no_grad():
             for name, (place, entries) in self._tensors().items():
                 saved = local(snapshot.tensors[name])
@@ -293,7 +300,7 @@ class TorchEngine:
         numbers = snapshot.numbers
         self._optimizer.updates.fill_(numbers["updates"])
         self._state = self._state._replace(step=step, sound=torch.full_like(self._state.sound, numbers["sound"]))
-        return step, loop_state
+        return RestoredCheckpoint(step, LoopState.from_json(saved_state, PRIMARY_METRIC[self._task]))
 
     def _tensors(self) -> dict[str, tuple[Placement, Tensor]]:
         """Return the tensors of the training state by names that begin with those of the parts.
@@ -336,13 +343,12 @@ class TorchEngine:
     @property
     def _checkpoint_store(self) -> CheckpointStore:
         if self._checkpoints is None:
-            rank = partial(checkpoint_rank, self._task)
-            self._checkpoints = CheckpointStore(self._folder, keep=self._recipe.keep, rank=rank)
+            self._checkpoints = CheckpointStore(self._folder, keep=self._recipe.keep)
         return self._checkpoints
 
     def _eval_model(self, raw: bool = False) -> vit_torch.ViT:
         """Return the model with the EMA of the weights if there is one and `raw` is False, else that with the weights."""
-        return (self._model if raw else self._mean_model).eval()
+        return (self._model if raw or self._ema_model is None else self._ema_model).eval()
 
     def _place(self, batch: Batch) -> tuple[Tensor, Tensor, Mix | None]:
         """Return images, targets and mixing on the device; class numbers are int64."""

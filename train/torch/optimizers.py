@@ -39,7 +39,7 @@ Moments = dict[str, list[Tensor]]  # by name; a list has one tensor for each par
 def multiplier_of_each(settings: Settings, config: ViTConfig) -> dict[str, float]:
     """Return the multiplier of the learning rate of each parameter of the twin; 0 if it is frozen."""
     multipliers = lr_multipliers(config, layer_decay=settings.layer_decay, freeze=settings.freeze)
-    return tree(config, lambda each: float(multipliers[each.row_name][() if each.block is None else each.block]))
+    return tree(config, lambda each: float(multipliers[each.parameter.row.name][() if each.block is None else each.block]))
 
 
 class _Trained(NamedTuple):

@@ -15,13 +15,11 @@ class NamedParameter(NamedTuple):
     parameter: its row and its dimensions.
     axes: the named axes of the row in the order in which the JAX twin stores them, without the axis of the blocks; "1" for
         length one.
-    row_name: the name of its row in `vit_spec.rows`.
     block: index of its block; None if it is in none.
     """
 
     parameter: Parameter
     axes: tuple[str, ...]
-    row_name: str
     block: int | None
 
 
@@ -38,5 +36,5 @@ def _parameters(config: ViTConfig) -> Mapping[str, NamedParameter]:
         axes = tuple(axis for axis in of_jax[name].axes if axis != "block")
         key = layouts[name].key
         for block in range(config.depth) if "{block}" in key else (None,):
-            found[key.format(block=block)] = NamedParameter(parameter, axes, name, block)
+            found[key.format(block=block)] = NamedParameter(parameter, axes, block)
     return found

@@ -8,15 +8,10 @@ Queries, keys and values are one matrix, of which a process of the axis `tensor`
 placement for that, so it describes the other two axes only.
 """
 
-import os
-import re
-import signal
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -25,67 +20,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import vit_torch
-from train.loop import heartbeat
-from train.loop.process import is_started_by_srun
 from train.mesh import AXES, BATCH_AXES, axis_sizes, is_shared_by_heads, shard_dims, sharded_axes
 from train.mesh import Shard as MeshShard
 from train.torch import tensor_parallel
 from train.torch.parameter_tree import tree
 from train.torch.tensor_support import check_tensor_support
-from vit_spec import InputError, Row, ViTConfig, rows
-
-# Of a collective.  Evaluation and checkpoints of the main process may keep the others waiting; the end of a process is
-# noticed earlier, by its connections or by `train.loop.heartbeat`.
-TIMEOUT = timedelta(minutes=30)
-
-
-def join_cluster() -> None:
-    """Initialize `torch.distributed` if the environment says that the run has several processes.
-
-    `torchrun` sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.  Slurm has variables of its own.
-
-    Raises:
-        InputError: WORLD_SIZE is set and one of the others is missing or not a number; or as
-            `train.loop.process.is_started_by_srun`.
-    """
-    env = os.environ
-    if "WORLD_SIZE" not in env and is_started_by_srun():
-        env |= {"WORLD_SIZE": env["SLURM_NTASKS"], "RANK": env["SLURM_PROCID"], "LOCAL_RANK": env["SLURM_LOCALID"]}
-        env.setdefault("MASTER_ADDR", _first_host(env["SLURM_STEP_NODELIST"]))
-        env.setdefault("MASTER_PORT", str(20_000 + int(env["SLURM_JOB_ID"]) % 20_000))
-    if env.get("WORLD_SIZE", "") in ("", "1"):
-        return
-    names = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    if missing := [name for name in names if not env.get(name)]:
-        raise InputError(f"WORLD_SIZE is set and {', '.join(missing)} is not: start the processes with torchrun or Slurm")
-    if wrong := [name for name in (*names, "WORLD_SIZE") if name != "MASTER_ADDR" and not env[name].isdecimal()]:
-        raise InputError(f"{wrong[0]} is {env[wrong[0]]!r}: set it to an integer, as torchrun and Slurm do")
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(env["LOCAL_RANK"]))
-    store, rank, count = next(rendezvous("env://", timeout=TIMEOUT))
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
-    own = store.clone()  # a connection for the thread
-    own.set_timeout(timedelta(seconds=heartbeat.INTERVAL))
-
-    def last_text(process: int) -> str:
-        key = f"heartbeat/{process}"
-        if not own.check([key]):  # `get` would wait for it
-            raise LookupError(key)
-        return own.get(key).decode()
-
-    heartbeat.start(lambda process, text: own.set(f"heartbeat/{process}", text), last_text, rank, count)
-
-
-def _first_host(nodes: str) -> str:
-    """Return the first host of a list as Slurm writes it, such as "node[003-007,9],other"."""
-    match = re.match(r"([^,\[]+)(?:\[(\w+))?", nodes)
-    return f"{match[1]}{match[2] or ''}" if match else nodes
+from vit_spec import Row, ViTConfig, rows
 
 
 class ProcessMesh:
@@ -332,32 +276,6 @@ class Placement:
         """Return all entries of a tensor, from those on this process."""
         whole = self.gather(entries)
         return whole.full_tensor() if isinstance(whole, DTensor) else whole
-
-
-class Preemption:
-    """SIGTERM to one process of a run stops all of them after the same step."""
-
-    def __init__(self) -> None:
-        self._received = False
-        self._pending: tuple[Any, Tensor] | None = None
-        signal.signal(signal.SIGTERM, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._received = True
-
-    def should_stop(self) -> bool:
-        """Return whether a process had received SIGTERM by the previous call; the same answer in every process.
-
-        So no process waits for the others here.
-        """
-        pending = self._pending
-        flag = torch.tensor(int(self._received))
-        work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
-        self._pending = (work, flag)
-        if pending is None:
-            return False
-        pending[0].wait()
-        return bool(pending[1])
 
 
 def _sharded_dim(shards: Iterable[MeshShard], axis: str) -> int | None:

@@ -15,9 +15,10 @@ pytest.importorskip("grain")
 import vit_spec
 from tests.train.data.test_sources import deny_access
 from train.data.augment import random_affine, resize_and_center_crop
-from train.data.batches import Batch, DataLoader, num_outputs, targets_for_task
+from train.data.batches import Batch, DataLoader
 from train.data.rng import generator
 from train.data.sources import Dataset, Examples, FileAccessError, open_dataset
+from train.data.targets import num_outputs, targets_for_task
 from train.recipes import Augment
 from vit_spec import InputError
 

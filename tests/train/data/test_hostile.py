@@ -738,7 +738,7 @@ def test_hostile_metadata_of_a_checkpoint_is_refused_before_orbax_parses_it(tmp_
     (tmp_path / "1" / name).parent.mkdir(parents=True)
     BOMBS[bomb](tmp_path / "1" / name)
     with assert_refused() as error:
-        checkpoints.CheckpointStore(tmp_path, keep=1, rank=lambda note: None)
+        checkpoints.CheckpointStore(tmp_path, keep=1)
     assert "its metadata cannot be read" in str(error.value)
 
 

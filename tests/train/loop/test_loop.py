@@ -26,9 +26,9 @@ from tests import ROOT
 from train.cli import main
 from train.data.batches import Batch
 from train.data.sources import open_dataset
-from train.loop.engine import Engine, EvalOutput, LoopState
+from train.loop.engine import Engine, EvalOutput, RestoredCheckpoint
 from train.loop.loop import METRICS_DELAY
-from train.loop.loop_state import equal_metrics
+from train.loop.loop_state import LoopState, equal_metrics
 from train.loop.request import Request
 from train.loop.session import train
 from train.recipes import Model, Recipe
@@ -92,15 +92,16 @@ class FakeEngine:
     def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         folder = self.__folder / str(step)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "new.json").write_text(json.dumps(loop_state))
+        (folder / "new.json").write_text(json.dumps(loop_state.to_json()))
         (folder / "new.json").replace(folder / "state.json")
 
-    def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         steps = [int(path.name) for path in self.__folder.glob("*")]
         if not steps or step not in (None, *steps):
             return None
         self.__step = max(steps) if step is None else step
-        return self.__step, json.loads((self.__folder / str(self.__step) / "state.json").read_text())
+        saved = json.loads((self.__folder / str(self.__step) / "state.json").read_text())
+        return RestoredCheckpoint(self.__step, LoopState.from_json(saved, "accuracy"))
 
     def profile(self, folder: Path | None) -> None:
         raise AssertionError("no recipe of these tests profiles")
@@ -168,7 +169,7 @@ class Declining(FakeEngine):
         self.__steps += 1
         return super().step(batch)
 
-    def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         restored = super().restore_checkpoint(step)
         self.__steps = restored[0] if restored else 0
         return restored
@@ -359,7 +360,7 @@ class Damaged(Recording):
         super().__init__(*arguments, **options)
         self.folder = options["folder"]
 
-    def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         if step is None:
             shutil.rmtree(max(self.folder.iterdir(), key=lambda path: int(path.name)))
         return super().restore_checkpoint(step)
@@ -405,9 +406,73 @@ def test_a_damaged_recipe_of_a_run_is_refused_in_a_line(
     assert f"error: the recipe in {small_run / 'config.json'} cannot be read: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        None,
+        [],
+        {"skipped": "0"},
+        {"skipped": True},
+        {"best": {"loss": 1.0}},
+        {"seconds": math.nan},
+        {"window": [1]},
+        {"window": None},
+        {"unread": [1]},
+        {"best_files": {"best.safetensors": {"step": 1}}},
+    ],
+)
+def test_a_loop_state_that_no_run_writes_is_refused(
+    change: Any, small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small_run / "checkpoints" / "4" / "state.json"
+    state = json.loads(path.read_text()) | change if isinstance(change, dict) else change
+    path.write_text(json.dumps(state))
+    assert command("--resume", small_run) == 2
+    assert f"the checkpoint of step 4 in {path.parents[1]} has metadata that no run writes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["last", "best", "looked", "window", "mean", "unread", "skipped", "seconds"])
+def test_a_loop_state_without_a_key_that_every_version_writes_is_refused(
+    key: str, small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small_run / "checkpoints" / "4" / "state.json"
+    state = json.loads(path.read_text())
+    del state[key]
+    path.write_text(json.dumps(state))
+    assert command("--resume", small_run) == 2
+    assert "has metadata that no run writes" in capsys.readouterr().err
+
+
+def test_checkpoints_keep_their_keys_and_those_of_older_versions_are_read() -> None:
+    """The keys are those on disk: a renamed one would make every older checkpoint unreadable."""
+    first_version = {
+        "last": {"accuracy": 0.5},
+        "looked": True,
+        "best": {"accuracy": 0.75, "loss": math.inf},
+        "window": [{"loss": 1.0}],
+        "mean": {"loss": 2.0},
+        "unread": ["a.png"],
+        "skipped": 3,
+        "seconds": 1.5,
+    }
+    added = {"run": "", "last_raw": {}, "best_raw": {}, "since_best": 0, "best_files": {}, "records": 0}
+    state = LoopState.from_json(first_version, "accuracy")
+    assert state is not None and state.to_json() == first_version | added
+    newest = first_version | {
+        "run": "ab",
+        "last_raw": {"accuracy": 0.25},
+        "best_raw": {"accuracy": 0.3},
+        "since_best": 2,
+        "best_files": {"best.safetensors": RECORDED},
+        "records": 9,
+    }
+    state = LoopState.from_json(newest, "accuracy")
+    assert state is not None and state.to_json() == newest
+
+
 def test_a_run_that_cannot_resume_keeps_its_recipe(small_run: Path) -> None:
     class Refusing(FakeEngine):
-        def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+        def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
             raise InputError("the checkpoints are those of another trainer")
 
     saved = config_of(small_run)

@@ -52,14 +52,14 @@ def test_tasks_that_srun_has_not_started_are_refused_in_a_line(
     trainer: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(trainer)
-    sharding = import_module(f"train.{trainer}.sharding")
+    cluster = import_module(f"train.{trainer}.cluster")
     for name in ("WORLD_SIZE", "JAX_COORDINATOR_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     set_variables(monkeypatch, SLURM_NTASKS="8", **variables)
     with pytest.raises(
         InputError, match="SLURM_NTASKS is 8, and srun has not started this process: start it with srun, or"
     ):
-        sharding.join_cluster()
+        cluster.join_cluster()
 
 
 STEPS = """

@@ -29,17 +29,11 @@ def snapshot(seed: int = 0) -> Snapshot:
     return Snapshot({**tensors, "params.e": torch.zeros(0, 2)}, {"updates": seed, "sound": 1})
 
 
-def store_of(folder: Path, ranks: list[float | None] | None = None, keep: int = 9) -> CheckpointStore:
-    """Return a store whose next checkpoints have these ranks."""
-    left = list(ranks or [])
-    return CheckpointStore(folder, keep=keep, rank=lambda state: left.pop(0) if left else None)
-
-
 def saved(folder: Path, *steps: int) -> CheckpointStore:
     """Return a store with checkpoints of these steps, in which the step is the seed."""
-    store = store_of(folder)
+    store = CheckpointStore(folder, keep=9)
     for step in steps:
-        store.save(step, snapshot(step), LOOP)
+        store.save(step, snapshot(step), LOOP, rank=None)
     store._wait()
     return store
 
@@ -59,13 +53,13 @@ def restored_step(store: CheckpointStore) -> int:
 def test_a_checkpoint_is_restored_bit_for_bit_and_has_no_pickle(tmp_path: Path) -> None:
     assert restored_step(saved(tmp_path / "c", 3, 12)) == 12
     assert {path.suffix for path in (tmp_path / "c").rglob("*") if path.is_file()} == {".safetensors", ".json"}
-    assert store_of(tmp_path / "none").restore_newest(snapshot()) is None
+    assert CheckpointStore(tmp_path / "none", keep=9).restore_newest(snapshot()) is None
     assert saved(tmp_path / "c", 12).restore(5, snapshot()) is None
 
 
 def test_what_changes_after_the_call_is_not_in_the_checkpoint(tmp_path: Path) -> None:
-    store, state = store_of(tmp_path / "c"), snapshot(7)
-    store.save(7, state, LOOP)
+    store, state = CheckpointStore(tmp_path / "c", keep=9), snapshot(7)
+    store.save(7, state, LOOP, rank=None)
     for tensor in state.tensors.values():
         tensor.zero_()
     store._wait()
@@ -76,9 +70,9 @@ def test_what_changes_after_the_call_is_not_in_the_checkpoint(tmp_path: Path) ->
     ("ranks", "best"), [([1.0, 3.0, 3.0, 2.0], 2), ([None] * 4, 4), ([float("-inf"), None, -2.0, -3.0], 3)]
 )
 def test_the_newest_checkpoints_and_the_earliest_best_stay(ranks: Any, best: int, tmp_path: Path) -> None:
-    store = store_of(tmp_path / "c", ranks, keep=1)
-    for step in (1, 2, 3, 4):
-        store.save(step, snapshot(step), LOOP)
+    store = CheckpointStore(tmp_path / "c", keep=1)
+    for step, rank in enumerate(ranks, 1):
+        store.save(step, snapshot(step), LOOP, rank=rank)
     store.close()
     assert {path.name for path in (tmp_path / "c").iterdir()} == {str(best), "4"}
 
@@ -178,7 +172,7 @@ def test_a_damaged_checkpoint_is_moved_aside_and_the_one_before_is_restored(
     damage, message = DAMAGES[name]
     saved(tmp_path / "c", 3, 12)
     damage(tmp_path / "c" / "12")
-    assert restored_step(store_of(tmp_path / "c")) == 3
+    assert restored_step(CheckpointStore(tmp_path / "c", keep=9)) == 3
     printed = capsys.readouterr().err
     assert "the checkpoint of step 12 is damaged (" in printed and message in printed and printed.count("\n") == 1, printed
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["3"]
@@ -190,7 +184,7 @@ def test_checkpoints_that_are_all_damaged_are_refused_and_stay(tmp_path: Path) -
     for step in ("3", "12"):
         flip_bit(tmp_path / "c" / step)
     with pytest.raises(InputError, match=r"no checkpoint in .* can be read \(step 12: .*; step 3: .*\): give --run a new"):
-        store_of(tmp_path / "c").restore_newest(snapshot())
+        CheckpointStore(tmp_path / "c", keep=9).restore_newest(snapshot())
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"3", "12"}
 
 
@@ -199,7 +193,7 @@ def test_a_newer_version_is_refused_and_not_moved(tmp_path: Path) -> None:
     path = tmp_path / "c" / "12"
     write_content(path, {**checkpoints._read_json(path), "version": 7})
     with pytest.raises(InputError, match=r"of step 12 .* has version 7, and this package reads versions up to 1: update"):
-        store_of(tmp_path / "c").restore_newest(snapshot())
+        CheckpointStore(tmp_path / "c", keep=9).restore_newest(snapshot())
     assert path.is_dir()
 
 
@@ -211,7 +205,7 @@ def test_a_checkpoint_without_permission_is_refused_and_not_moved(tmp_path: Path
 
     monkeypatch.setattr(checkpoints, "load", refuse)
     with pytest.raises(InputError, match=r"of step 12 .* may be intact \(.*Permission denied\): remove the cause"):
-        store_of(tmp_path / "c").restore_newest(snapshot())
+        CheckpointStore(tmp_path / "c", keep=9).restore_newest(snapshot())
     assert (tmp_path / "c" / "12").is_dir()
 
 
@@ -252,10 +246,10 @@ def test_a_checkpoint_is_replaced_without_a_moment_at_which_there_is_none(
             patch.setattr(Path, "rename", lambda path, target: rename(path, target) if next(left) else kill())
         else:
             patch.setattr(checkpoints if hasattr(checkpoints, moment) else CheckpointFolder, moment, kill)
-        store.save(12, snapshot(13), LOOP)
+        store.save(12, snapshot(13), LOOP, rank=None)
         with pytest.raises(Killed):
             store._wait()
-    restored = store_of(tmp_path / "c").restore_newest(snapshot())
+    restored = CheckpointStore(tmp_path / "c", keep=9).restore_newest(snapshot())
     assert restored is not None and restored[0] == 12
     expected = snapshot(13 if moment == "settle_replaced" else 12)
     assert torch.equal(restored[1].tensors["params.a"], expected.tensors["params.a"])
@@ -274,10 +268,10 @@ def test_a_failed_write_is_reported_by_the_next_call_and_keeps_the_old_checkpoin
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints.os, "fsync", fail)
-        store.save(12, snapshot(12), LOOP)
+        store.save(12, snapshot(12), LOOP, rank=None)
         with pytest.raises(
             InputError, match=r"cannot write a checkpoint to .* \(No space left on device\): make room there"
         ):
             store.close()
-    assert restored_step(store_of(tmp_path / "c")) == 3
+    assert restored_step(CheckpointStore(tmp_path / "c", keep=9)) == 3
     assert json.loads((tmp_path / "c" / "3" / "checkpoint.json").read_text())["content"]["step"] == 3

@@ -18,7 +18,7 @@ pytest.importorskip("grain")
 from tests import ROOT
 from tests.shared_results import compute_once
 from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS, RESUMED
-from train.torch.sharding import _first_host, join_cluster
+from train.torch.cluster import _first_host, join_cluster
 from train.torch.tensor_support import check_tensor_support
 from vit_spec import InputError
 

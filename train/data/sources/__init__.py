@@ -41,7 +41,7 @@ from train.data.sources.splitting import (
 from vit_spec import InputError, nearest
 
 __all__ = ["Dataset", "Examples", "FileAccessError", "decode", "open_dataset", "read_image", "stratified_split"]
-__all__ += ["open_test_split", "typical_size"]
+__all__ += ["open_test_split", "takes_place", "typical_size"]
 
 
 TEST_OPTION = "test"  # of every source: the share of the training images that is set aside
@@ -53,6 +53,11 @@ class _SourceKind(NamedTuple):
     usage: str
     open_splits: Callable[..., DatasetSplits]
     options: tuple[str, ...] = ()
+
+    @property
+    def takes_place(self) -> bool:
+        """Whether the user writes a place behind the prefix."""
+        return ":" in self.usage
 
 
 _SOURCES = {
@@ -66,6 +71,11 @@ _SOURCES = {
     "csv": _SourceKind("csv:TABLE.csv", table.open_splits, table.OPTIONS),
     "tar": _SourceKind("tar:PATTERN", tar.open_splits),
 }
+
+
+def takes_place(prefix: str) -> bool:
+    """Return whether a prefix of `--data` has a place behind it, as in "folder:PATH"; False for an unknown prefix."""
+    return prefix in _SOURCES and _SOURCES[prefix].takes_place
 
 
 def open_dataset(spec: str, held_out: float | str | None = None) -> Dataset:
@@ -110,15 +120,15 @@ def _opened(spec: str) -> Iterator[tuple[DatasetSplits, bool]]:
     if name.startswith("digits?"):
         name, where = "digits", name.removeprefix("digits")
     kind = _SOURCES.get(name)
-    if kind is not None and name != "digits" and not where:
+    if kind is not None and kind.takes_place and not where:
         raise InputError(f"{spec!r} does not say where the images are: give {kind.usage}")
-    if kind is None or (name == "digits" and colon):
+    if kind is None or (colon and not kind.takes_place):
         usages = ", ".join(known.usage for known in _SOURCES.values())
         raise InputError(f"unknown data {spec!r}: give one of {usages}{nearest(name, _SOURCES)}")
     place, options = _parse_options(where, kind)
     share = options.pop(TEST_OPTION, None)
     try:
-        data = kind.open_splits(*([] if name == "digits" else [place]), **options)
+        data = kind.open_splits(*([place] if kind.takes_place else []), **options)
         yield (data, False) if share is None else (set_test_aside(data, _parse_share(share)), True)
     except OSError as error:
         raise_if_inaccessible(error, error.filename or place)
