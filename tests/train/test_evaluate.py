@@ -434,6 +434,86 @@ def test_a_run_that_stops_at_corrupt_images_stops_the_evaluation_too(
     assert str(bad) in refused(make_run("stop"), "--k", "1")
 
 
+@pytest.fixture
+def recorded(tmp_path: Path) -> tuple[Path, Path]:
+    """A run that recorded its data, with a held-out share that is not the default; and the folder of its images."""
+    images = tmp_path / "images"
+    add_images(images, range(10))
+    recipe = Recipe(data=f"folder:{images}", held_out=0.3, batch_size=4)
+    source = open_dataset(recipe.data, recipe.held_out)
+    folder = RunFolder(tmp_path / "run", recipe, CONFIG, {"task": "classes", "classes": list(CLASS_NAMES)}, source=source)
+    for name in ("weights", "best"):
+        write(reproducible_init.weights(CONFIG, 0), folder.path / f"{name}.safetensors", "jax")
+    return folder.path, images
+
+
+def add_images(folder: Path, numbers: Sequence[int]) -> None:
+    rng = np.random.default_rng(numbers[0])
+    for name in CLASS_NAMES:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in numbers:
+            Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(folder / name / f"{i}.png")
+
+
+def knn(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[dict[str, Any], str]:
+    """Run the command with one neighbour; return its result, without the data's name, and what it warns of."""
+    pytest.importorskip("torch")
+    assert main([*map(str, arguments), "--k", "1", "--twin", "torch", "--json"]) == 0
+    printed = capsys.readouterr()
+    return {key: value for key, value in json.loads(printed.out).items() if key != "data"}, printed.err
+
+
+def test_the_data_of_a_run_are_known_by_their_content_at_any_place(
+    recorded: tuple[Path, Path], tmp_path: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, images = recorded
+    expected = knn(capsys, run)
+    assert expected[0]["held_out"] == 9 and expected[1] == ""  # 30 %, not the default
+    for spelled in (f"folder:{images}/", f"folder:{images}/../images"):
+        assert knn(capsys, run, "--data", spelled) == expected
+    images.rename(tmp_path / "moved")
+    message = refused(run)
+    assert f"the data that {run} was trained on cannot be opened" in message and "give it with --data" in message
+    assert knn(capsys, run, "--data", f"folder:{tmp_path / 'moved'}") == expected
+
+
+def test_data_that_have_changed_are_scored_only_on_request(
+    recorded: tuple[Path, Path], refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, images = recorded
+    add_images(images, range(20, 26))
+    message = refused(run)
+    assert "30 files before and 48 files now" in message and f"or give --data folder:{images}" in message
+    result, warning = knn(capsys, run, "--data", f"folder:{images}")
+    assert result["held_out"] == 15 and "images that it was trained on may be among the held-out ones" in warning
+
+
+def test_other_data_than_those_of_the_run_have_their_own_held_out_images(
+    recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_images(tmp_path / "others", range(50, 60))
+    result, warning = knn(capsys, recorded[0], "--data", f"folder:{tmp_path / 'others'}")
+    assert result["held_out"] == 6 and warning == ""
+
+
+@pytest.mark.parametrize("held_out", ["0.3", "0.6"])
+def test_held_out_images_that_the_run_was_trained_on_are_counted(
+    held_out: str, recorded: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, images = recorded
+    _, warning = knn(capsys, run, "--held-out", held_out)
+    trained_on = {str(name) for name in open_dataset(f"folder:{images}", 0.3).train.names}
+    scored = open_dataset(f"folder:{images}", float(held_out)).held_out
+    count = sum(str(name) in trained_on for name in scored.names)
+    assert (count > 0) == (held_out == "0.6")
+    assert warning == (f"warning: the run was trained on {count} of the {len(scored)} held-out images\n" if count else "")
+
+
+def test_a_damaged_record_of_the_data_is_named(recorded: tuple[Path, Path], refused: Callable[..., str]) -> None:
+    (recorded[0] / "data.json").write_text("{}")
+    assert "data.json cannot be read" in refused(recorded[0])
+
+
 def test_weights_without_a_run_need_data(tmp_path: Path, refused: Callable[..., str]) -> None:
     write(reproducible_init.weights(CONFIG, 0), tmp_path / "bare.safetensors", "jax")
     assert "give --data" in refused(tmp_path / "bare.safetensors")

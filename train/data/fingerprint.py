@@ -31,6 +31,7 @@ MAX_SAMPLED_FILES = 1024
 SAMPLE_BYTES = 1 << 16  # of a chunk
 MAX_SAMPLED_BYTES = MAX_SAMPLED_FILES * SAMPLE_BYTES
 READ_BYTES = 1 << 20  # read at once
+READ_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of `Fingerprint.read`
 _MAX_JSON_BYTES = 1 << 24  # enough for names of 4096 bytes, each byte escaped as six
 
 
@@ -258,7 +259,7 @@ def compare_with_recorded(file: Path, source: Dataset, mode: CompareMode) -> tup
         recorded = Fingerprint.read(file)
     except FileNotFoundError:
         return now, []
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except READ_ERRORS as error:
         if mode == "none":
             return now, []
         raise InputError(

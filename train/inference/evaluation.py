@@ -14,10 +14,11 @@ import numpy as np
 from parity.checkpoints.surgery import drop_head
 from parity.terminal import print_lines, print_note
 from train.data.batches import DataLoader
-from train.data.sources import Dataset, Examples, open_dataset
+from train.data.sources import Dataset, Examples
 from train.data.targets import targets_for_task
 from train.data.workers import default_workers
 from train.inference import probes
+from train.inference.evaluated_data import EvaluatedData, open_data
 from train.inference.head import (
     HeadTargets,
     confusion_matrix,
@@ -69,20 +70,17 @@ class Options:
 class Evaluation(NamedTuple):
     """What to evaluate, on which data, by which methods.
 
-    spec: `--data`.
     targets: of the training and of the held-out images, see `train.data.targets.targets_for_task`.
     head: of the held-out images, for the method "head".
-    skip_corrupt: whether to leave out images that cannot be read, rather than to stop.
+    notes: about what was assumed.
     """
 
     model: TrainedModel
-    spec: str
-    source: Dataset
+    data: EvaluatedData
     task: Task
     targets: list[Any]
     head: HeadTargets | None
     methods: list[str]
-    skip_corrupt: bool
     notes: tuple[str, ...]
     options: Options
 
@@ -98,6 +96,8 @@ def evaluate(args: argparse.Namespace) -> None:
     evaluation = _prepare(args)
     if evaluation.model.newest_note:
         print_note(f"note: {evaluation.model.newest_note}")
+    for warning in evaluation.data.warnings:
+        print_note(f"warning: {warning}")
     if not evaluation.options.is_json:
         print_lines(*_overview(evaluation))
     if evaluation.head is not None:
@@ -108,14 +108,14 @@ def evaluate(args: argparse.Namespace) -> None:
 
 def _evaluate_head(evaluation: Evaluation, head: HeadTargets) -> None:
     """Score the outputs of the head for the held-out images, and print or write the results."""
-    model, task, examples, options = evaluation.model, evaluation.task, evaluation.source.held_out, evaluation.options
+    model, task, examples, options = evaluation.model, evaluation.task, evaluation.data.source.held_out, evaluation.options
     predictor, loader = load_predictor(model.checkpoint, options.twin), _data_loader(evaluation, examples, head.targets)
     of_head, readable = _predict_set(predictor, loader, "held-out", options.is_json)
     outputs, targets = head.outputs(of_head), head.targets[readable]
     scores = score(task, outputs, targets, head.names, resamples=options.resamples, seed=options.seed)
     constant = constant_score(task, targets)
     counts = {"held_out": int(readable.sum()), "not_read": int(np.sum(~readable))}
-    result = {"weights": options.weights, "data": evaluation.spec, **counts, "method": "head"}
+    result = {"weights": options.weights, "data": evaluation.data.spec, **counts, "method": "head"}
     images = images_of_each(task, targets, head.names)
     result = _nan_to_null(result | head_result(scores, constant, images))
     if options.is_json:
@@ -144,7 +144,7 @@ def _evaluate_head(evaluation: Evaluation, head: HeadTargets) -> None:
 
 def _evaluate_features(evaluation: Evaluation) -> None:
     """Fit simple models to frozen features of the training images, and print their results on the held-out images."""
-    source, checkpoint, options = evaluation.source, evaluation.model.checkpoint, evaluation.options
+    source, checkpoint, options = evaluation.data.source, evaluation.model.checkpoint, evaluation.options
     if checkpoint.config.num_classes:
         checkpoint, _ = drop_head(checkpoint)
     predictor, sets = load_predictor(checkpoint, options.twin), []
@@ -160,7 +160,7 @@ def _evaluate_features(evaluation: Evaluation) -> None:
     if options.is_json:
         common = {
             "weights": options.weights,
-            "data": evaluation.spec,
+            "data": evaluation.data.spec,
             **{name: int(is_readable.sum()) for name, is_readable in zip(("train", "held_out"), readable, strict=True)},
             "not_read": int(sum(np.sum(~is_readable) for is_readable in readable)),
         }
@@ -176,8 +176,8 @@ def _data_loader(evaluation: Evaluation, examples: Examples, targets: Any) -> Da
         targets,
         model.input_config,
         min(model.batch_size, len(examples)),
-        skip_damaged=evaluation.skip_corrupt,
-        workers=default_workers(evaluation.source),
+        skip_damaged=evaluation.data.is_own and model.corrupt == "skip",
+        workers=default_workers(evaluation.data.source),
         preprocessing=model.preprocessing,
     )
 
@@ -186,12 +186,9 @@ def _prepare(args: argparse.Namespace) -> Evaluation:
     """Open weights and data, and check the arguments, such as the number of images, before any image is decoded."""
     model = load_from_arguments(args)
     require_pooling(model.checkpoint)
-    spec = args.data or model.data
-    if spec is None:
-        raise InputError(f"{args.weights} does not name its training data: give --data, such as --data digits")
-    is_own_data = spec == model.data
-    source = open_dataset(spec, model.held_out if is_own_data and args.held_out is None else args.held_out)
-    task = args.task or (model.task if is_own_data else source.task)
+    data = open_data(model, args.weights, args.data, args.held_out)
+    source = data.source
+    task = args.task or (model.task if data.is_own else source.task)
     targets = [
         targets_for_task(examples, source.classes, source.task, task) for examples in (source.train, source.held_out)
     ]
@@ -222,10 +219,7 @@ def _prepare(args: argparse.Namespace) -> Evaluation:
         probes.draw_shots(targets[0], max(options.shots), options.seed, source.classes)
     if "linear" in methods:
         probes.validation_split(task, targets[0])
-    if model.data is not None and not is_own_data and spec.partition("?")[0] == model.data.partition("?")[0]:
-        notes = (*notes, f"the run was trained on {model.data}: its training images may be among those that are scored")
-    skip_corrupt = is_own_data and model.corrupt == "skip"
-    return Evaluation(model, spec, source, task, targets, head, methods, skip_corrupt, notes, options)
+    return Evaluation(model, data, task, targets, head, methods, notes, options)
 
 
 def _neighbour_counts(given: list[int] | None, num_images: int) -> tuple[int, ...]:
@@ -262,8 +256,8 @@ def _results(evaluation: Evaluation, features: tuple[Any, ...]) -> Iterator[Prob
 
     features: of the training and of the held-out images, (N, D) and (M, D).
     """
-    options = evaluation.options
-    (train, held_out), (train_targets, held_out_targets), names = features, evaluation.targets, evaluation.source.classes
+    options, names = evaluation.options, evaluation.data.source.classes
+    (train, held_out), (train_targets, held_out_targets) = features, evaluation.targets
 
     def accuracy(found: Any) -> float:
         return float(np.mean(found == held_out_targets))
@@ -285,7 +279,7 @@ def _results(evaluation: Evaluation, features: tuple[Any, ...]) -> Iterator[Prob
         yield LinearResult(evaluation.task, probe, scores, constant_score(evaluation.task, held_out_targets), images)
     if "few-shot" in evaluation.methods:
         for shots in options.shots:
-            name, grids = f"z/{evaluation.spec}_{shots}shot", []  # big_vision's name of the metric
+            name, grids = f"z/{evaluation.data.spec}_{shots}shot", []  # big_vision's name of the metric
             for draw in range(NUM_DRAWS):
                 rows = probes.draw_shots(train_targets, shots, options.seed + draw, names)
                 chosen = probes.few_shot(train[rows], train_targets[rows], held_out, probes.L2_GRID)
@@ -321,11 +315,11 @@ def _predict_set(predictor: Predictor, loader: DataLoader, set_name: str, quiet:
 
 
 def _overview(evaluation: Evaluation) -> Iterator[str]:
-    checkpoint, source = evaluation.model.checkpoint, evaluation.source
+    checkpoint, (spec, source, *_) = evaluation.model.checkpoint, evaluation.data
     config, split = checkpoint.config, f"split {source.split!r}" if source.split else "a share of the training images"
     what = f"{config.depth} blocks of width {config.width}, {config.sizes['feature']} features"
     yield f"weights   {evaluation.options.weights}: {what}"
-    yield f"data      {evaluation.spec}: {len(source.train):,} training images, {len(source.held_out):,} held out ({split})"
+    yield f"data      {spec}: {len(source.train):,} training images, {len(source.held_out):,} held out ({split})"
     assumed = (f"{each.field} is {each.value}, {each.why}" for each in checkpoint.assumed)
     for note in (*assumed, *source.notes, *evaluation.notes):
         yield f"assumed   {note}"

@@ -38,6 +38,7 @@ class TrainedModel:
     names: of the outputs, (num_outputs,); their numbers if the file has no names.
     preprocessing: of images; timm's centre crop of the whole image if the file has none.
     batch_size: the run's; the default recipe's for a file outside of a run folder.
+    run: the run's folder; None for a file outside of one.
     data, held_out: the run's `--data` and `--held-out`; None for a file outside of a run folder.
     corrupt: what the run does with an image that cannot be read.
     newest_note: a line that says so if a run's newest weights were loaded because it has no best ones; else "".
@@ -48,6 +49,7 @@ class TrainedModel:
     names: tuple[str, ...]
     preprocessing: Preprocessing
     batch_size: int
+    run: Path | None = None
     data: str | None = None
     held_out: float | str | None = None
     corrupt: Literal["stop", "skip"] = "stop"
@@ -120,7 +122,7 @@ def load_trained_model(
     try:
         recipe = run_config["recipe"]
         settings = {name: recipe[name] for name in ("batch_size", "data", "held_out", "corrupt")}
-        return TrainedModel(*fields, **settings, newest_note=newest_note)
+        return TrainedModel(*fields, **settings, run=run, newest_note=newest_note)
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{run / 'config.json'} is of another version ({error}): copy the weights out of the folder to use them alone"
