@@ -13,7 +13,7 @@ from parity.checkpoints.formats import Evidence, Fields, Format
 from parity.checkpoints.formats.behaviour import behaviour_of_module
 from parity.checkpoints.formats.format import Definition
 from vit_spec import InputError, ViTConfig
-from vit_spec.config import FIELDS, PARTS, coerce_field
+from vit_spec.config import FIELDS, coerce_field
 from vit_spec.models import SIZES
 
 # Fields that change what is computed and that no tensor shows, with the values that most models have.  A field that neither
@@ -154,7 +154,7 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
         if name in inferred or name not in given or name in _REQUIRED_FIELDS
     }
     try:
-        config = build_config(known)
+        config = ViTConfig.from_fields(known)
     except InputError as error:
         # If the config without the user's fields is valid, these are wrong, and not the format.
         raise (InputError if given and _is_valid(without_given) else FormatMismatch)(str(error)) from None
@@ -198,39 +198,16 @@ def override_fields(config: ViTConfig, given: Fields) -> tuple[ViTConfig, tuple[
     if rotary != config.positions.rotary and rotary in ROTARY_KINDS:
         assumed = [*_infer_rotary(given, None), Assumption("rotation", ROTARY_KINDS[rotary][0], "as published")]
     fields = {each.field: each.value for each in assumed if each.field in FIELDS}
-    return config.replace(**nest_fields({**fields, **given})), tuple(assumed)
+    return config.with_fields({**fields, **given}), tuple(assumed)
 
 
 def _is_valid(fields: Fields) -> bool:
-    """Return whether `build_config` accepts these fields."""
+    """Return whether `ViTConfig` accepts these fields."""
     try:
-        build_config(fields)
+        ViTConfig.from_fields(fields)
     except InputError:
         return False
     return True
-
-
-def build_config(fields: Fields) -> ViTConfig:
-    """Return a config with these fields, dotted as in "norms.eps", and the defaults of `ViTConfig` for the others.
-
-    Raises:
-        InputError: a value is invalid, by itself or in combination with the others.
-    """
-    changes = nest_fields(fields)
-    parts = {name: PARTS[name](**changes.pop(name)) for name in PARTS if name in changes}
-    return ViTConfig(**changes, **parts)
-
-
-def nest_fields(fields: Fields) -> dict[str, Any]:
-    """Return dotted fields nested, as `ViTConfig.replace` takes them: {"norms.eps": 1e-5} as {"norms": {"eps": 1e-5}}."""
-    changes: dict[str, Any] = {}
-    for name, value in fields.items():
-        part, _, field = name.rpartition(".")
-        if part:
-            changes.setdefault(part, {})[field] = value
-        else:
-            changes[name] = value
-    return changes
 
 
 def _fields_from_tensors(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parity.checkpoints.config_inference import nest_fields
 from parity.checkpoints.formats import Fields, get
 from parity.checkpoints.layout import Layout
 from parity.checkpoints.weights import FLOAT_DTYPES, round_to
@@ -148,7 +147,7 @@ class Hypothesis:
     def apply(self, trial: Trial) -> Trial | None:
         """Return the trial with this cause applied, or None if it changes nothing or does not fit this model."""
         try:
-            config = trial.config.replace(**nest_fields(self.fields)) if self.fields else trial.config
+            config = trial.config.with_fields(self.fields) if self.fields else trial.config
             new = {edit.parameter: edit.evaluate(trial.weights) for edit in self.edits}
         except (InputError, ValueError, IndexError, KeyError):  # another cause has removed the part or changed the shape
             return None
