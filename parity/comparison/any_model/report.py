@@ -11,6 +11,8 @@ from parity.comparison.any_model.correspondence import Correspondence
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.any_model.trace.tables import Table
+from parity.comparison.any_model.verdict import SCHEMA
+from parity.comparison.report import replace_non_finite
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget
 
 Array = NDArray[Any]
@@ -111,6 +113,47 @@ class Report:
             f"FAIL G0, the same function: {row.name} differs by {row.difference:.1e} in float64 "
             f"(tolerance {FLOAT64_TOLERANCE:.0e})"
         )
+
+    def facts(self) -> dict[str, Any]:
+        """Return the verdict for JSON; infinite numbers and NaN become null."""
+        first = self.first
+        found = {
+            "schema": SCHEMA,
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "level": "precision" if "flax float32" in self.runs else "function",
+            "failed_check": None if first is None else "G1" if first.same_function else "G0",
+            "tensors": [
+                {
+                    "name": row.name,
+                    "difference": row.difference,
+                    "flax": row.flax if "flax float32" in self.runs else None,
+                    "torch": row.torch if "torch float32" in self.runs else None,
+                    "same_function": row.same_function,
+                    "same_precision": row.same_precision,
+                }
+                for row in self.rows
+            ],
+            "parameters": [
+                *(str(pair) + (f"    ({pair.note})" if pair.note else "") for pair in self.correspondence.pairs),
+                *map(str, self.correspondence.zeros),
+            ],
+            "skipped": dict(self.correspondence.skipped),
+            "origin": self.origin.facts() if self.origin else None,
+            "fixed_parts": [
+                {name: getattr(part, name) for name in ("framework", "module", "dtype", "operation")}
+                for part in self.fixed_parts
+            ],
+            "tables": [
+                {"shape": list(table.flax.shape), "module": table.module, "rounded": table.rounded} for table in self.tables
+            ],
+            "hints": list(self.hints),
+            "notes": list(self.notes),
+            "skipped_outputs": dict(self.skipped_outputs),
+            "versions": dict(self.environment),
+            "digest": self.digest,
+        }
+        return dict(replace_non_finite(found))
 
     def __str__(self) -> str:
         return "\n".join(

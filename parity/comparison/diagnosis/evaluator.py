@@ -1,7 +1,7 @@
 """Run the model of each hypothesis and measure its error from the expected outputs."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.numeric_hypotheses import NumericHypothesis
 from parity.comparison.diagnosis.patches import Inapplicable
 from parity.comparison.diagnosis.precision_hypotheses import HALF_DTYPES
+from parity.comparison.progress import CountProgress
 from parity.comparison.tolerances import (
     FLOAT32_OVER_FLOAT64_ROUNDOFF,
     FLOAT32_TOLERANCE,
@@ -29,8 +30,6 @@ from vit_spec import InputError, flops
 MULTITHREADING_FLOPS = 1e9  # FLOPs of a forward pass from which several threads are faster than one
 
 HALF_PRECISION_RUNS = 4  # runs that measure the rounding errors of a model in half precision
-
-Progress = Callable[[str, int, int], None]  # description, number done, total
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Evaluator:
     discarded: causes that raised an exception, each with the exception.
     """
 
-    def __init__(self, trial: Trial, expected: Expected, progress: Progress | None = None) -> None:
+    def __init__(self, trial: Trial, expected: Expected, progress: CountProgress | None = None) -> None:
         self.trial, self.expected = trial, expected
         forward_flops = flops(trial.config) * len(expected)
         self.runner = Runner(threads=1 if forward_flops < MULTITHREADING_FLOPS else None)

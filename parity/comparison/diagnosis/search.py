@@ -10,7 +10,7 @@ import numpy as np
 from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis import numeric_hypotheses
 from parity.comparison.diagnosis.catalogue import catalogue
-from parity.comparison.diagnosis.evaluator import Evaluator, Progress, Result
+from parity.comparison.diagnosis.evaluator import Evaluator, Result
 from parity.comparison.diagnosis.expected_outputs import Expected
 from parity.comparison.diagnosis.hypothesis import ROUNDING_FAMILIES, Runner, Trial
 from parity.comparison.diagnosis.layer_search import LayerSearch
@@ -23,6 +23,7 @@ from parity.comparison.diagnosis.suspects import (
     has_exact_intermediates,
     matches_intermediates,
 )
+from parity.comparison.progress import CountProgress
 from parity.comparison.tolerances import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
@@ -85,7 +86,7 @@ class Search:
     """
 
     def __init__(
-        self, trial: Trial, expected: Expected, progress: Progress | None = None, pairs: int | None = None
+        self, trial: Trial, expected: Expected, progress: CountProgress | None = None, pairs: int | None = None
     ) -> None:
         self.full_trial, self.expected = trial, expected
         count = max(1, min(len(expected), -(-SEARCH_OUTPUTS * len(expected) // expected.logits.size)))
