@@ -21,6 +21,7 @@ from parity.comparison.tolerances import (
 )
 from parity.terminal import Terminal
 from vit_spec import ViTConfig
+from vit_spec.finite_json import replace_non_finite
 
 if TYPE_CHECKING:
     from parity.comparison.framework_settings import Setting
@@ -425,12 +426,3 @@ def _exceeded_tolerance(m: TensorComparison) -> str:
         for name, error in (("jax", m.jax), ("torch", m.torch))
     )
     return f"in {m.budget.dtype} {' and '.join(sides)} from float64; the tolerance is {m.budget}"
-
-
-def replace_non_finite(value: Any) -> Any:
-    """Return a value of dicts, lists and numbers with None in place of infinite numbers and NaN."""
-    if isinstance(value, dict):
-        return {key: replace_non_finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [replace_non_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,11 +12,11 @@ from parity.comparison.amplification import measure_rounding_errors
 from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, noise_images
 from parity.comparison.localisation import Origin, Part, check_in_isolation
 from parity.comparison.progress import StepProgress
-from parity.comparison.report import replace_non_finite
 from parity.comparison.tolerances import AMPLIFIED_ERROR_FACTOR, FLOAT64_TOLERANCE, MAX_TOLERANCE, ErrorNorms
 from parity.terminal import Terminal
 from vit_spec import InputError
 from vit_spec.config import FIELDS
+from vit_spec.finite_json import replace_non_finite
 
 
 @dataclass(frozen=True)

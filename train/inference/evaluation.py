@@ -40,6 +40,7 @@ from train.inference.scores import score, score_answers
 from train.loop.metrics import PRIMARY_METRIC, constant_score, format_metric
 from train.recipes import Task
 from vit_spec import InputError
+from vit_spec.finite_json import replace_non_finite
 
 NUM_DRAWS = 3  # random draws of few-shot images, as in big_vision
 
@@ -96,7 +97,7 @@ def _evaluate_head(evaluation: Evaluation, head: HeadTargets, args: argparse.Nam
     counts = {"held_out": int(readable.sum()), "not_read": int(np.sum(~readable))}
     result = {"weights": args.weights, "data": evaluation.spec, **counts, "method": "head"}
     images = images_of_each(task, targets, head.names)
-    result = _nan_to_null(result | head_result(scores, constant, images))
+    result = replace_non_finite(result | head_result(scores, constant, images))
     if args.json:
         print(json.dumps(result))
     else:
@@ -143,7 +144,7 @@ def _evaluate_features(evaluation: Evaluation, args: argparse.Namespace) -> None
             **{name: int(is_readable.sum()) for name, is_readable in zip(("train", "held_out"), readable, strict=True)},
             "not_read": int(sum(np.sum(~is_readable) for is_readable in readable)),
         }
-        print(*(json.dumps(common | _nan_to_null(result)) for result in results), sep="\n")
+        print(*(json.dumps(common | replace_non_finite(result)) for result in results), sep="\n")
     else:
         print_lines("", _table(results))
 
@@ -304,15 +305,6 @@ def _overview(weights: str, evaluation: Evaluation) -> Iterator[str]:
     assumed = (f"{each.field} is {each.value}, {each.why}" for each in checkpoint.assumed)
     for note in (*assumed, *source.notes, *evaluation.notes):
         yield f"assumed   {note}"
-
-
-def _nan_to_null(result: Any) -> Any:
-    """Return a result for JSON, which has no NaN and no infinity: such metrics are null."""
-    if isinstance(result, dict):
-        return {name: _nan_to_null(value) for name, value in result.items()}
-    if isinstance(result, list | tuple):
-        return [_nan_to_null(value) for value in result]
-    return None if isinstance(result, float) and not math.isfinite(result) else result
 
 
 def _table(results: list[Result]) -> Table:

@@ -12,8 +12,8 @@ from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.any_model.trace.tables import Table
 from parity.comparison.any_model.verdict import SCHEMA
-from parity.comparison.report import replace_non_finite
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget
+from vit_spec.finite_json import replace_non_finite
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]  # outputs, "loss" and gradients by name
