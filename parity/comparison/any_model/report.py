@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -58,6 +58,7 @@ class Report:
     """Result of `compare_models`; `str` gives the verdict, the tensors and the mapping of parameters.
 
     Attributes:
+        level: "function" for G0 only, "precision" for G0 and G1.
         rows: the comparison of each tensor.
         correspondence: the mapping of the parameters; `str` gives its lines.
         runs: outputs, loss and gradients by run: "torch float64", "flax float32", ...  Outputs and gradients of inputs
@@ -73,6 +74,7 @@ class Report:
         skipped_outputs: names of the parts of the return values that are not compared, and why.
     """
 
+    level: Literal["function", "precision"]
     rows: tuple[Row, ...]
     correspondence: Correspondence
     runs: Mapping[str, Tensors]
@@ -121,14 +123,14 @@ class Report:
             "schema": SCHEMA,
             "passed": self.passed,
             "verdict": self.verdict,
-            "level": "precision" if "flax float32" in self.runs else "function",
+            "level": self.level,
             "failed_check": None if first is None else "G1" if first.same_function else "G0",
             "tensors": [
                 {
                     "name": row.name,
                     "difference": row.difference,
-                    "flax": row.flax if "flax float32" in self.runs else None,
-                    "torch": row.torch if "torch float32" in self.runs else None,
+                    "flax": row.flax if self.level == "precision" else None,
+                    "torch": row.torch if self.level == "precision" else None,
                     "same_function": row.same_function,
                     "same_precision": row.same_precision,
                 }
