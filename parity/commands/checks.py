@@ -74,12 +74,11 @@ def diagnose(args: argparse.Namespace) -> int:
 
     overrides = parse_overrides(args.set)
     if args.logits:
-        checkpoint = diagnosis.load_checkpoint(
+        checkpoint, overrides = diagnosis.load_checkpoint(
             args.source, args.logits, format=args.format, given=overrides, strip=args.strip, ignore=args.ignore
         )
     else:
         checkpoint = load_source(args)
-    overrides |= {each.field: each.value for each in checkpoint.assumed if each.why == diagnosis.SIZE_OF_EXPECTED_IMAGES}
     other = load(args.against) if args.against else None
     check_format_files_used(args, checkpoint.format, *([other.format] if other else []))
     source = diagnosis.CommandLineSource(
