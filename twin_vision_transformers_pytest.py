@@ -85,9 +85,9 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
         try:
             lines = golden_outputs.verify(path, report) if verify else []
         except InputError as error:
-            write(verdict.facts(report), [str(error)])
+            write(report.facts(), [str(error)])
             raise
-        write(verdict.facts(report), lines)
+        write(report.facts(), lines)
         if lines or not report.passed:
             raise AssertionError("\n".join([*lines, str(report)]))
         if not verify and request.config.getoption("parity_record"):

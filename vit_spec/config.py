@@ -10,6 +10,7 @@ import dataclasses
 import json
 import numbers
 import typing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -225,7 +226,7 @@ class ViTConfig:
             InputError: there is no such field; the message suggests the most similar one.
         """
         if name not in FIELDS:
-            raise InputError(f"unknown config field {name}{nearest(name, FIELDS) or ': see the fields of ViTConfig'}")
+            raise _unknown_field(name, FIELDS)
         part, _, field_name = name.rpartition(".")
         return getattr(getattr(self, part) if part else self, field_name)
 
@@ -241,10 +242,27 @@ class ViTConfig:
         """
         for name, value in changes.items():
             if name in PARTS and isinstance(value, dict):
-                _check_field_names(value, PARTS[name], f"{name}.")
+                _check_field_names(value, name)
                 changes[name] = dataclasses.replace(getattr(self, name), **value)
-        _check_field_names(changes, type(self), "")
+        _check_field_names(changes)
         return dataclasses.replace(self, **changes)
+
+    def with_fields(self, fields: Mapping[str, Any]) -> Self:
+        """Return a copy with some fields changed; fields of nested dataclasses are dotted, as in {"norms.eps": 1e-5}.
+
+        Raises:
+            InputError: an unknown field or an invalid value.
+        """
+        return self.replace(**_nest_fields(fields))
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the config with these fields, dotted as in "norms.eps"; omitted fields take their defaults.
+
+        Raises:
+            InputError: a required field is missing, a field is unknown, or a value is invalid.
+        """
+        return cls._from_nested(_nest_fields(fields))
 
     def to_json(self) -> str:
         """Return all fields as one line of JSON."""
@@ -265,14 +283,19 @@ class ViTConfig:
             raise InputError(
                 f"the config is a JSON {type(fields).__name__}: expected an object with the fields of ViTConfig"
             )
-        _check_field_names(fields, cls, "")
+        return cls._from_nested(fields)
+
+    @classmethod
+    def _from_nested(cls, fields: dict[str, Any]) -> Self:
+        """Return the config with these fields; those of a nested dataclass are a dict."""
+        _check_field_names(fields)
         if missing := [f.name for f in dataclasses.fields(cls) if f.name not in fields and _is_required(f)]:
             raise InputError(f"required config fields are missing: add {', '.join(missing)}")
         for name, value in fields.items():
             if name in PARTS:
                 if not isinstance(value, dict):
                     raise InputError(f"{name} is {value!r}: expected an object with the fields of {PARTS[name].__name__}")
-                _check_field_names(value, PARTS[name], f"{name}.")
+                _check_field_names(value, name)
                 fields[name] = PARTS[name](**value)
         return cls(**fields)
 
@@ -300,7 +323,7 @@ def coerce_field(name: str, value: Any) -> Any:
         InputError: there is no such field, or the value has another type.
     """
     if name not in FIELDS:
-        raise InputError(f"unknown config field {name}{nearest(name, FIELDS) or ': `python -m parity inspect` lists them'}")
+        raise _unknown_field(name, FIELDS)
     part, _, field_name = name.rpartition(".")
     annotation = typing.get_type_hints(PARTS[part] if part else ViTConfig)[field_name]
     if name in ("image_size", "patch_size") and isinstance(value, numbers.Integral):
@@ -312,10 +335,40 @@ def _is_required(f: dataclasses.Field[Any]) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
-def _check_field_names(given: dict[str, Any], cls: type, prefix: str) -> None:
-    """Raise InputError for a key that is not a field of `cls`."""
-    names = [f.name for f in dataclasses.fields(cls)]
-    for key in given:
-        if key not in names:
-            hint = nearest(key, names) or f"; the fields are {', '.join(names)}"
-            raise InputError(f"unknown config field {prefix}{key}{hint}")
+def _nest_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted fields nested, as `ViTConfig.replace` takes them: {"norms.eps": 1e-5} as {"norms": {"eps": 1e-5}}.
+
+    Raises:
+        InputError: an unknown field.
+    """
+    nested: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in FIELDS:
+            raise _unknown_field(name, FIELDS)
+        part, _, field_name = name.rpartition(".")
+        if part:
+            nested.setdefault(part, {})[field_name] = value
+        else:
+            nested[name] = value
+    return nested
+
+
+def _check_field_names(given: Iterable[str], part: str = "") -> None:
+    """Raise InputError for a name that is not a field of the config, or of a nested dataclass of it."""
+    names = _field_names(part)
+    for name in given:
+        if name not in names:
+            raise _unknown_field(name, names, part)
+
+
+def _unknown_field(name: str, known: Sequence[str], part: str = "") -> InputError:
+    """Return the error for a name that is not among the `known` ones.
+
+    part: the field with the nested dataclass whose fields are known; "" for the config itself.
+    """
+    hint = nearest(name, known) or f"; the fields are {', '.join(_field_names(part))}"
+    return InputError(f"unknown config field {f'{part}.' if part else ''}{name}{hint}")
+
+
+def _field_names(part: str) -> list[str]:
+    return [f.name for f in dataclasses.fields(PARTS[part] if part else ViTConfig)]

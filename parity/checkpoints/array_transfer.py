@@ -16,14 +16,14 @@ from vit_spec import InputError
 
 MAX_THREADS = 2  # at most this many arrays of the source are in memory at a time
 
-Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
+ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Checksums = dict[str, list[tuple[int, int, int]]]  # key -> (first entry, number of entries, checksum) of each chunk
 
 
 class ByteCounter:
     """A count of the bytes that several threads have processed, which reports the progress."""
 
-    def __init__(self, total: int, progress: Progress | None, done: int = 0) -> None:
+    def __init__(self, total: int, progress: ByteProgress | None, done: int = 0) -> None:
         self.total, self.progress, self.done, self.lock = total, progress, done, Lock()
 
     def add(self, count: int) -> None:

@@ -13,11 +13,9 @@ from parity.checkpoints.formats import Evidence, Format
 from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.ignored_keys import IgnoredKeys
 from parity.checkpoints.layout import KERAS_GROUPS, NNX_VALUES
-from parity.checkpoints.table_matching import KeyIndex, match_lines, solve_sizes
+from parity.checkpoints.table_matching import KeyIndex, Mismatch, match_lines, solve_sizes
 from parity.checkpoints.wrappers import classify_other_keys, find_classifier, without_common_path, without_inner_modules
 from vit_spec import InputError
-
-UNEXPECTED, IGNORED = "unexpected ", "ignored "  # begin a mismatch, before the key
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Match:
         format: the format, with its variant chosen.
         arrays: the arrays of the parameters by key, without wrappers.
         evidence: what the checkpoint shows about the model.
-        mismatches: the reasons, as text, why the checkpoint is not in this format.
+        mismatches: the reasons why the checkpoint is not in this format.
         wrapper: the prefix that was removed from the keys; "" for none.
         alternatives: other content of the file that may be the weights the user wants, or a part of the model, such as
             other weights, a predictor or a scaler.
@@ -39,7 +37,7 @@ class Match:
     format: Format
     arrays: Mapping[str, StoredArray]
     evidence: Evidence
-    mismatches: tuple[str, ...]
+    mismatches: tuple[Mismatch, ...]
     wrapper: str = ""
     alternatives: tuple[str, ...] = ()
     ignored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -117,9 +115,9 @@ class WrappedWeights:
         if match is None:
             return None
         excused = {key for key, old in zip(index.arrays, [*self._arrays, *adopted], strict=True) if old in self._excused}
-        mismatches = [line for line in match.mismatches if line.removeprefix(UNEXPECTED) not in excused]
-        mismatches += [f"{IGNORED}{key}" for key in match.arrays if key in excused]
-        mismatches += [f"{UNEXPECTED}{key}" for key in self._others.unknown if key not in outside]
+        mismatches = [each for each in match.mismatches if each.kind != "unexpected" or each.key not in excused]
+        mismatches += [Mismatch("ignored", key) for key in match.arrays if key in excused]
+        mismatches += [Mismatch("unexpected", key) for key in self._others.unknown if key not in outside]
         # A classifier beside the weights shows a module around both.
         module = self._module or (self._wrapper if adopted else "")
         return replace(
@@ -173,18 +171,20 @@ def _match_format(format: Format, index: KeyIndex, other_keys: frozenset[str], n
     # Only keys of lines that are partly present are missing.  A format may have a line for the bias of queries and values
     # and a line for the bias of all three: the first is not an incomplete form of the second.
     partial = [line for name, found in lines.items() if not complete[name] for line in found]
-    missing = [key for line in partial if any(key not in complete_keys for key in line.present) for key in line.missing]
+    incomplete = [line for line in partial if any(key not in complete_keys for key in line.present)]
+    mismatches = [Mismatch("missing", key) for line in incomplete for key in line.missing]
     first = [line for name in pieces_of(lines, "blocks.mlp.fc1.weight") for line in lines[name]]
     if not any(line.present for line in first):
-        missing += first[0].missing  # every model has it, whatever else is optional
+        # Every model has it, whatever else is optional.
+        mismatches += [Mismatch("missing", key) for key in first[0].missing]
     if format.definition:
         absent = [name for name, found in lines.items() if not any(line.present for line in found)]
         needed = [name for name in absent if name not in format.definition.optional]
-        missing += [f"{table[name][0].key} ({format.definition.place(name)})" for name in needed]
+        mismatches += [Mismatch("missing", table[name][0].key, f"({format.definition.place(name)})") for name in needed]
     rest = [key for key in arrays if key not in known_keys]
     ignored_pattern = _union(tuple(format.ignored_keys_of_variant))
     ignored = {key: arrays[key] for key in rest if ignored_pattern.fullmatch(key)}
-    mismatches = [f"missing {key}" for key in missing] + [f"{UNEXPECTED}{key}" for key in rest if key not in ignored]
+    mismatches += [Mismatch("unexpected", key) for key in rest if key not in ignored]
     shapes = {
         name: [(line.layout, arrays[line.present[0]].shape) for line in found] for name, found in complete.items() if found
     }

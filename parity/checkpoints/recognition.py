@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
-from parity.checkpoints.format_matching import IGNORED, Match, WrappedWeights, join_keys
+from parity.checkpoints.format_matching import Match, WrappedWeights, join_keys
 from parity.checkpoints.formats import Format, formats, get
 from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.ignored_keys import IgnoredKeys
@@ -111,8 +111,8 @@ def _match_candidates(
 def _check_ignored_parameters(matches: Sequence[Match]) -> None:
     """Raise InputError if a format would match if the user, or the file that defines it, did not ignore its parameters."""
     for match in matches:
-        if match.mismatches and all(line.startswith(IGNORED) for line in match.mismatches):
-            key, definition = match.mismatches[0].removeprefix(IGNORED), match.format.definition
+        if match.mismatches and all(each.kind == "ignored" for each in match.mismatches):
+            key, definition = match.mismatches[0].key, match.format.definition
             if definition and not any(key in keys for keys in match.ignored.values()):
                 raise InputError(f"{definition.source} ignores {key}, a parameter of its table: correct one of them")
             raise InputError(

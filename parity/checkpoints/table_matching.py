@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from math import prod
+from typing import Literal, NamedTuple
 
 from parity.checkpoints.columns import SPLIT_AXES, Piece, parameter_of
 from parity.checkpoints.containers.container import StoredArray
@@ -47,6 +48,23 @@ class KeyIndex:
                         found.setdefault(f"{prefix}{field}{key[number.end() :]}", {})[int(number[0]) - first] = key
             self._by_block[fields] = found
         return self._by_block[fields]
+
+
+class Mismatch(NamedTuple):
+    """A key that contradicts the table of a format; its text is a part of an error.
+
+    kind: "missing" from the file; "unexpected", not in the table; "ignored" by the user or by the file of the format,
+        although it is in the table; or "misshapen", with an array of another shape.
+    key: the key.
+    detail: what to say about the key: the line of the table, or the shapes; may be empty.
+    """
+
+    kind: Literal["missing", "unexpected", "ignored", "misshapen"]
+    key: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key}{self.detail and f' {self.detail}'}"
 
 
 @dataclass(frozen=True)
@@ -157,8 +175,8 @@ def _match_line(
 
 def solve_sizes(
     shapes: Mapping[str, list[tuple[Layout, Shape]]], known: Mapping[str, int]
-) -> tuple[dict[str, int], dict[str, frozenset[str]], list[str]]:
-    """Return the length of each axis, the axes of each parameter, and a line for each contradictory shape.
+) -> tuple[dict[str, int], dict[str, frozenset[str]], list[Mismatch]]:
+    """Return the length of each axis, the axes of each parameter, and a mismatch for each contradictory shape.
 
     A dimension with one unknown axis gives the length of that axis.  Table lines that do not fit these lengths are dropped.
     More entries are lengths of merged axes: see `_MERGED_SIZES`.
@@ -167,7 +185,7 @@ def solve_sizes(
         shapes: parameter, or piece of one -> its possible layouts, each with the shape of one of its arrays.
         known: the lengths that are known beforehand.
     """
-    sizes, contradictions = dict(known), []
+    sizes, contradictions = dict(known), list[Mismatch]()
     open_lines = {name: list(lines) for name, lines in shapes.items()}
     while True:
         before = (len(sizes), sum(map(len, open_lines.values())))
@@ -175,7 +193,7 @@ def solve_sizes(
             fitting = [(layout, shape) for layout, shape in lines if _shape_fits(layout, shape, sizes)]
             if not fitting:
                 layout, shape = lines[0]
-                contradictions.append(f"misshapen {layout.key} {shape}, expected {layout.axes_text}")
+                contradictions.append(Mismatch("misshapen", layout.key, f"{shape}, expected {layout.axes_text}"))
             open_lines[name] = fitting
             if len(fitting) == 1:
                 for length, unknown in _unknown_axes(*fitting[0], sizes):

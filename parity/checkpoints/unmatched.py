@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
-from parity.checkpoints.format_matching import UNEXPECTED, Match, join_keys
+from parity.checkpoints.format_matching import Match, join_keys
 from parity.checkpoints.formats import Format, formats, get
 from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.unreadable import describe_reparametrized, describe_unreadable
@@ -73,12 +73,11 @@ def _describe_nearest(matches: Sequence[Match], arrays: Mapping[KeyPath, StoredA
     best = _nearest(matches)
     if what := _replaced_classifier(best):
         return what
-    shown = "; ".join(best.mismatches[:20]) + (
+    shown = "; ".join(map(str, best.mismatches[:20])) + (
         f"; and {len(best.mismatches) - 20} more" if len(best.mismatches) > 20 else ""
     )
-    to_remove = any(line.startswith(UNEXPECTED) for line in best.mismatches)
     remove = "Remove those keys (with --ignore REGEX, if the model does not use them), or give the format with --from"
-    remedy = remove if to_remove else "Fetch or save the weights again"
+    remedy = remove if _unexpected(best) else "Fetch or save the weights again"
     if best.format.definition:
         remedy = f"Correct {best.format.definition.source}, or fetch or save the weights again"
     leading = {array.shape[:1] for array in arrays.values() if array.size}
@@ -121,7 +120,7 @@ def _nearest(matches: Sequence[Match]) -> Match:
 
 def _unexpected(match: Match) -> list[str]:
     """Return the keys that a format does not have."""
-    return [line.removeprefix(UNEXPECTED) for line in match.mismatches if line.startswith(UNEXPECTED)]
+    return [each.key for each in match.mismatches if each.kind == "unexpected"]
 
 
 def _raise_if_unsupported(candidates: Sequence[Format], arrays: Iterable[KeyPath]) -> None:

@@ -120,7 +120,7 @@ def to_jax(weights: Tree | Checkpoint, config: ViTConfig | None = None) -> dict[
 
 
 def nest(arrays: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return arrays with keys such as "blocks/norm1/scale" as nested dictionaries."""
+    """Return arrays, or other values, with keys such as "blocks/norm1/scale" as nested dictionaries."""
     nested: dict[str, Any] = {}
     for key, array in arrays:
         *parents, leaf = key.split("/")
@@ -141,14 +141,7 @@ def to_torch(weights: Tree | Checkpoint, config: ViTConfig | None = None) -> "di
     Raises:
         InputError: the weights do not match the config; the message lists every wrong key.
     """
-    import torch
-
-    def tensor(array: Array) -> torch.Tensor:
-        if array.dtype == FLOAT_DTYPES["bfloat16"]:  # torch does not accept the dtype of ml_dtypes: pass the bits
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
-
-    return {key: tensor(array) for key, array in converted_arrays(as_checkpoint(weights, config, "jax"), "torch")}
+    return {key: as_tensor(array) for key, array in converted_arrays(as_checkpoint(weights, config, "jax"), "torch")}
 
 
 def flatten(tree: Tree, format: Format) -> dict[str, Any]:
@@ -242,7 +235,7 @@ def check_ignored_values(format: Format, config: ViTConfig, arrays: Mapping[str,
     for pattern, has_values in format.ignored_values.items():
         for key in sorted(key for key in arrays if re.fullmatch(pattern, key)):
             shape, _ = _shape_and_dtype(arrays[key])
-            if shape is None or prod(shape) > largest or not has_values(_to_numpy(arrays[key]), config):
+            if shape is None or prod(shape) > largest or not has_values(as_array(arrays[key]), config):
                 raise InputError(
                     f"{key} of format {format.name!r} has other values than expected ({format.ignored_keys[pattern]}), so "
                     f"it cannot be ignored: give the config that it was made with, or correct {key}"
@@ -416,7 +409,7 @@ def _entry_reader(arrays: Mapping[str, Any]) -> ReadRange:
             return array.read(start, stop)
         flat = latest.get(key)
         if flat is None:  # flattening may copy: keep the result for the next range of the same array
-            flat = _to_numpy(array).reshape(-1)
+            flat = as_array(array).reshape(-1)
             latest.clear()
             latest[key] = flat
         return flat[start:stop]
@@ -448,7 +441,16 @@ def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...] | None, str]:
     return tuple(value.shape), str(value.dtype).removeprefix("torch.")
 
 
-def _to_numpy(value: Any) -> Array:
+def as_tensor(array: Array) -> "torch.Tensor":
+    """Return a numpy array as a tensor, which shares its memory."""
+    import torch
+
+    if array.dtype == FLOAT_DTYPES["bfloat16"]:  # torch does not accept the dtype of ml_dtypes: pass the bits
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_array(value: Any) -> Array:
     """Return an array of numpy, jax or torch as a numpy array, which shares its memory where possible."""
     if not hasattr(value, "detach"):
         return np.asarray(value)

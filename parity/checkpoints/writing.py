@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints import metadata
-from parity.checkpoints.array_transfer import ByteCounter, Progress, verify, write_arrays
+from parity.checkpoints.array_transfer import ByteCounter, ByteProgress, verify, write_arrays
 from parity.checkpoints.atomic_write import atomic_replace, lock_folder
 from parity.checkpoints.containers import ArraySpec
 from parity.checkpoints.formats import OWN, Fields, get
@@ -123,7 +123,7 @@ def write(
     dtype: str | None = None,
     container: str | None = None,
     shard: int | None = None,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
 ) -> WriteResult:
     """Write a checkpoint in the format `to`.
 

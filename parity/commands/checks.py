@@ -2,10 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.reading import load
@@ -17,8 +17,25 @@ from parity.commands.printing import (
     load_source,
     spinner,
 )
+from parity.comparison.progress import CountProgress, StepProgress
 from parity.terminal import print_lines, print_report
 from vit_spec import InputError
+
+if TYPE_CHECKING:
+    from parity.comparison.invariance.twins import TwinsInvariance
+    from parity.comparison.report import Report
+    from parity.comparison.two_files import FileReport
+
+
+class _CheckReport(Protocol):
+    """The result of a check; `str` gives it as text."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the check passes."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything for JSON."""
 
 
 def check(args: argparse.Namespace) -> int:
@@ -33,15 +50,16 @@ def check(args: argparse.Namespace) -> int:
     check_format_files_used(args, checkpoint.format, *([other.format] if other else []))
     written: list[Path] = []
     with _require_frameworks("check runs both twins"), spinner(quiet=args.json) as progress:
+        report: _CheckReport
         if args.invariance:
             report = _test_invariance(checkpoint, args, progress)
         elif other:
             report = _compare_checkpoints(checkpoint, other, args, progress)
         else:
-            report = _compare_twins(checkpoint, args, progress)
-        if args.html:
-            progress("the HTML report")
-            written = html_report.write(report, checkpoint, args.html, source=args.source, seed=args.seed)
+            report = of_twins = _compare_twins(checkpoint, args, progress)
+            if args.html:
+                progress("the HTML report")
+                written = html_report.write(of_twins, checkpoint, args.html, source=args.source, seed=args.seed)
     if args.json:
         _print_json({**report.facts(), **checkpoint_facts(checkpoint)})
     else:
@@ -56,12 +74,11 @@ def diagnose(args: argparse.Namespace) -> int:
 
     overrides = parse_overrides(args.set)
     if args.logits:
-        checkpoint = diagnosis.load_checkpoint(
+        checkpoint, overrides = diagnosis.load_checkpoint(
             args.source, args.logits, format=args.format, given=overrides, strip=args.strip, ignore=args.ignore
         )
     else:
         checkpoint = load_source(args)
-    overrides |= {each.field: each.value for each in checkpoint.assumed if each.why == diagnosis.SIZE_OF_EXPECTED_IMAGES}
     other = load(args.against) if args.against else None
     check_format_files_used(args, checkpoint.format, *([other.format] if other else []))
     source = diagnosis.CommandLineSource(
@@ -99,7 +116,7 @@ def assert_pair(args: argparse.Namespace) -> int:
         with spinner(quiet=args.json) as progress:
             progress("both models")
             report = named_pair.compare_named_pair(args.function, args.level)
-        passed, text, facts = report.passed, str(report), verdict.facts(report)
+        passed, text, facts = report.passed, str(report), report.facts()
     except UnequalWeightsError as error:
         passed, text = False, f"FAIL: {error}"
         facts = verdict.unequal_weights_facts(error, args.level or "precision", comparison.framework_versions())
@@ -172,13 +189,13 @@ def _check_options_combine(args: argparse.Namespace) -> None:
             raise InputError(f"--{mode} {what}: remove {' and '.join(given)}")
 
 
-def _test_invariance(checkpoint: Checkpoint, args: argparse.Namespace, progress: Any) -> Any:
+def _test_invariance(checkpoint: Checkpoint, args: argparse.Namespace, progress: StepProgress) -> "TwinsInvariance":
     from parity.comparison.invariance.twins import twins_invariance
 
     return twins_invariance(checkpoint, seed=args.seed, dtype=args.dtype or "float32", progress=progress)
 
 
-def _compare_twins(checkpoint: Checkpoint, args: argparse.Namespace, progress: Any) -> Any:
+def _compare_twins(checkpoint: Checkpoint, args: argparse.Namespace, progress: StepProgress) -> "Report":
     from parity.comparison.twins import compare
 
     options: dict[str, Any] = {"backward": not args.no_gradients, "strict": not args.as_is}
@@ -186,13 +203,15 @@ def _compare_twins(checkpoint: Checkpoint, args: argparse.Namespace, progress: A
     return compare(checkpoint.config, checkpoint, seed=args.seed, progress=progress, **options)
 
 
-def _compare_checkpoints(checkpoint: Checkpoint, other: Checkpoint, args: argparse.Namespace, progress: Any) -> Any:
+def _compare_checkpoints(
+    checkpoint: Checkpoint, other: Checkpoint, args: argparse.Namespace, progress: StepProgress
+) -> "FileReport":
     from parity.comparison.two_files import compare_files
 
     return compare_files(checkpoint, other, seed=args.seed, progress=progress)
 
 
-def _with_count(progress: Callable[[str], None]) -> Callable[[str, int, int], None]:
+def _with_count(progress: StepProgress) -> CountProgress:
     """Return a progress function that writes the number done and the total number before the description."""
     return lambda what, done, total: progress(f"{done:,} of {total:,}: {what}")
 

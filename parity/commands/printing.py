@@ -12,10 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from parity.checkpoints import metadata
+from parity.checkpoints.array_transfer import ByteProgress
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.format_file import read_format
 from parity.checkpoints.reading import load
 from parity.checkpoints.weights import Checkpoint
+from parity.comparison.progress import StepProgress
 from parity.terminal import console
 from vit_spec import InputError
 from vit_spec.printable import printable
@@ -66,7 +68,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 @contextmanager
-def transfer_progress(quiet: bool) -> Iterator[Any]:
+def transfer_progress(quiet: bool) -> Iterator[ByteProgress | None]:
     """Show a progress bar with GB/s if stderr is a terminal.
 
     Yields:
@@ -88,7 +90,7 @@ def transfer_progress(quiet: bool) -> Iterator[Any]:
 
 
 @contextmanager
-def spinner(quiet: bool) -> Iterator[Any]:
+def spinner(quiet: bool) -> Iterator[StepProgress]:
     """Show a spinner with the current step if stderr is a terminal.
 
     Yields:

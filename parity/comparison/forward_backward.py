@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, as_checkpoint, converted_arrays, round_to
+from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, as_checkpoint, as_tensor, converted_arrays, nest, round_to
 from parity.comparison.disk_cache import cache_on_disk, release_memory
 from parity.comparison.framework_settings import compiler_options, strict_settings
 from parity.comparison.monte_carlo_arithmetic import perturb_operands
@@ -254,13 +254,8 @@ class JaxTwin:
             jax.enable_x64(is_float64),
             jax.default_device(jax.devices("cpu")[0] if is_float64 else None),
         ):
-            weights: dict[str, Any] = {}
-            for key, array in self.inputs.weights("jax", dtype, dtype if backward else None):
-                *parents, leaf = key.split("/")
-                node = weights
-                for parent in parents:
-                    node = node.setdefault(parent, {})
-                node[leaf] = jnp.asarray(array)
+            arrays = self.inputs.weights("jax", dtype, dtype if backward else None)
+            weights = nest((key, jnp.asarray(array)) for key, array in arrays)
             x = jnp.asarray(round_to(self.inputs.images, FLOAT_DTYPES[dtype]))
             values, upstream = (
                 {n: jnp.asarray(t.astype(dtype)) for n, t in given.items()}
@@ -311,13 +306,8 @@ def _both_on_gpu() -> bool:
 
 
 def _to_torch(array: Array) -> Any:
-    """Return a tensor that shares the memory of an array of any float type."""
-    import torch
-
-    array = np.require(array, requirements=["C", "W"])  # arrays of jax are read-only, so they are copied
-    if array.dtype == FLOAT_DTYPES["bfloat16"]:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    """Return a tensor that shares the memory of an array of any float type where possible."""
+    return as_tensor(np.require(array, requirements=["C", "W"]))  # arrays of jax are read-only, so they are copied
 
 
 def _to_numpy(tensors: Mapping[str, Any]) -> Tensors:

@@ -21,6 +21,7 @@ from parity.comparison.tolerances import (
 )
 from parity.terminal import Terminal
 from vit_spec import ViTConfig
+from vit_spec.finite_json import replace_non_finite
 
 if TYPE_CHECKING:
     from parity.comparison.framework_settings import Setting
@@ -208,7 +209,7 @@ class Report:
     warnings: settings in which they differed.
     environment: versions and hardware.
     unjudged: tensors that count as neither right nor wrong.
-    parts: largest relRMS of a part in isolation in float64, if rounding errors are amplified; else None.
+    largest_part_error: largest relRMS of a part in isolation in float64, if rounding errors are amplified; else None.
     """
 
     config: ViTConfig
@@ -223,7 +224,7 @@ class Report:
     warnings: tuple[str, ...]
     environment: dict[str, Any]
     unjudged: tuple[Unjudged, ...] = ()
-    parts: float | None = None
+    largest_part_error: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -261,8 +262,8 @@ class Report:
     def _success_text(self) -> str:
         worst = max(self.measures, key=lambda m: m.difference)
         text = f"{len(self.measures)} tensors agree to {worst.difference:.1e} in float64 ({worst.name})"
-        if self.parts is not None:
-            text += f", within measured rounding errors, and each part in isolation to {self.parts:.1e}"
+        if self.largest_part_error is not None:
+            text += f", within measured rounding errors, and each part in isolation to {self.largest_part_error:.1e}"
         low_precision = [
             max(m.jax.relative_rms(m.scale), m.torch.relative_rms(m.scale))  # type: ignore[union-attr]
             for m in self._compared_in_dtype()
@@ -326,7 +327,7 @@ class Report:
                 "origins": [{**asdict(origin), "name": origin.name, "place": str(origin.part)} for origin in self.origins],
                 "bisection": asdict(self.bisection) if self.bisection else None,
                 "budgets": self.describe_tolerances(),
-                "parts": self.parts,
+                "parts": self.largest_part_error,
                 "unjudged": [{**asdict(each), "told": str(each)} for each in self.unjudged],
                 "outputs": {name: asdict(each) for name, each in self.outputs.items()},
                 "tensors": [measure.facts() for measure in self.measures],
@@ -425,12 +426,3 @@ def _exceeded_tolerance(m: TensorComparison) -> str:
         for name, error in (("jax", m.jax), ("torch", m.torch))
     )
     return f"in {m.budget.dtype} {' and '.join(sides)} from float64; the tolerance is {m.budget}"
-
-
-def replace_non_finite(value: Any) -> Any:
-    """Return a value of dicts, lists and numbers with None in place of infinite numbers and NaN."""
-    if isinstance(value, dict):
-        return {key: replace_non_finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [replace_non_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,7 +13,7 @@ The reference is the PyTorch twin in float64 with explicit attention.  It is com
 PyTorch twin that runs its default, fused attention.  If a part is wrong, `parity.comparison.localisation` finds it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -38,6 +38,7 @@ from parity.comparison.localisation import (
     module_scales,
     swap_bisection,
 )
+from parity.comparison.progress import StepProgress
 from parity.comparison.report import OutputAgreement, Report, TensorComparison, Unjudged
 from parity.comparison.tolerances import MAX_LINEAR_ERROR, NORM_POWERS, OVERFLOW_THRESHOLD, Array, ErrorBudget, ErrorNorms
 from parity.comparison.training import compare_training
@@ -60,7 +61,7 @@ def compare(
     steps: int = 50,
     strict: bool = True,
     xla_options: dict[str, Any] | None = None,
-    progress: Callable[[str], None] = lambda what: None,
+    progress: StepProgress = lambda what: None,
 ) -> Report:
     """Run both twins on the same weights and images, and report every tensor in which they differ.
 
@@ -134,7 +135,7 @@ class CheckResults:
     origins: tuple[Origin, ...] = ()
     bisection: Bisection | None = None
     unjudged: tuple[Unjudged, ...] = ()
-    parts: float | None = None
+    largest_part_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class _Comparison:
     backward: bool
     strict: bool
     options: dict[str, Any]
-    progress: Callable[[str], None]
+    progress: StepProgress
 
     @property
     def explicit_torch(self) -> TorchTwin:
@@ -266,7 +267,7 @@ class _Comparison:
                 *([Unjudged.lost_to_rounding("float64", lost, whole=True)] if lost else []),
                 *([Unjudged.lost_to_rounding("float64", unjudged)] if unjudged else []),
             ),
-            parts=max(jax_parts.largest_error, torch_parts.largest_error),
+            largest_part_error=max(jax_parts.largest_error, torch_parts.largest_error),
         )
         suspect = max((jax, torch), key=lambda run: _logits_error(run, reference))
         stages = {"embed", *(f"blocks.{i}" for i in range(self.inputs.config.depth))}

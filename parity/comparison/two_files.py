@@ -1,6 +1,5 @@
 """Compare the functions of two checkpoints in any formats: both run in both twins in float64 on the same images."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
@@ -12,11 +11,12 @@ from parity.checkpoints.weights import Checkpoint
 from parity.comparison.amplification import measure_rounding_errors
 from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, noise_images
 from parity.comparison.localisation import Origin, Part, check_in_isolation
-from parity.comparison.report import replace_non_finite
+from parity.comparison.progress import StepProgress
 from parity.comparison.tolerances import AMPLIFIED_ERROR_FACTOR, FLOAT64_TOLERANCE, MAX_TOLERANCE, ErrorNorms
 from parity.terminal import Terminal
 from vit_spec import InputError
 from vit_spec.config import FIELDS
+from vit_spec.finite_json import replace_non_finite
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class FileReport:
 
 
 def compare_files(
-    first: Checkpoint, second: Checkpoint, *, seed: int = 0, progress: Callable[[str], None] = lambda what: None
+    first: Checkpoint, second: Checkpoint, *, seed: int = 0, progress: StepProgress = lambda what: None
 ) -> FileReport:
     """Run two checkpoints in both twins in float64, and find the parts where they differ.
 

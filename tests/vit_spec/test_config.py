@@ -22,7 +22,7 @@ from vit_spec import (
     get,
     names,
 )
-from vit_spec.config import PARTS
+from vit_spec.config import FIELDS, PARTS, coerce_field
 
 SMALL = ViTConfig(image_size=(32, 48), width=24, depth=2, num_heads=2, mlp_dim=40)
 
@@ -202,6 +202,38 @@ def test_replace_does_not_change_the_original():
 def test_an_unknown_field_error_suggests_a_similar_field_or_lists_all(changes, message):
     with pytest.raises(InputError, match=re.escape(message)):
         SMALL.replace(**changes)
+
+
+def test_with_fields_changes_only_the_dotted_fields():
+    assert RICH.with_fields({"depth": 5, "norms.eps": 1e-3}) == RICH.replace(depth=5, norms={"eps": 1e-3})
+
+
+def test_from_fields_is_the_config_of_these_fields_and_the_defaults():
+    assert ViTConfig.from_fields({name: RICH.at(name) for name in FIELDS}) == RICH
+    required = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 40}
+    assert ViTConfig.from_fields({**required, "norms.eps": 1e-5}) == ViTConfig(**required, norms=Norms(eps=1e-5))
+    with pytest.raises(InputError, match="required config fields are missing: add depth, num_heads, mlp_dim"):
+        ViTConfig.from_fields({"width": 24})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("norms.epsilon", "unknown config field norms.epsilon; did you mean 'norms.eps'?"),
+        ("eps", "unknown config field eps; did you mean 'norms.eps'?"),
+        ("qwerty", "unknown config field qwerty; the fields are image_size, patch_size, in_channels, width"),
+        ("norms", "unknown config field norms"),
+    ],
+)
+def test_every_lookup_of_a_dotted_field_refuses_an_unknown_one_alike(name, message):
+    for look_up in (
+        SMALL.at,
+        lambda field: SMALL.with_fields({field: 1}),
+        lambda field: ViTConfig.from_fields({field: 1}),
+        lambda field: coerce_field(field, 1),
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            look_up(name)
 
 
 # Errors -----------------------------------------------------------------------------------------------------

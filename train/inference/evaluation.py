@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from train.inference.scores import score, score_answers
 from train.loop.metrics import constant_score
 from train.recipes import Task
 from vit_spec import InputError
+from vit_spec.finite_json import replace_non_finite
 
 NUM_DRAWS = 3  # random draws of few-shot images, as in big_vision
 
@@ -117,7 +117,7 @@ def _evaluate_head(evaluation: Evaluation, head: HeadTargets) -> None:
     counts = {"held_out": int(readable.sum()), "not_read": int(np.sum(~readable))}
     result = {"weights": options.weights, "data": evaluation.data.spec, **counts, "method": "head"}
     images = images_of_each(task, targets, head.names)
-    result = _nan_to_null(result | head_result(scores, constant, images))
+    result = replace_non_finite(result | head_result(scores, constant, images))
     if options.is_json:
         print(json.dumps(result))
     else:
@@ -164,7 +164,7 @@ def _evaluate_features(evaluation: Evaluation) -> None:
             **{name: int(is_readable.sum()) for name, is_readable in zip(("train", "held_out"), readable, strict=True)},
             "not_read": int(sum(np.sum(~is_readable) for is_readable in readable)),
         }
-        print(*(json.dumps(common | _nan_to_null(result.to_json())) for result in results), sep="\n")
+        print(*(json.dumps(common | replace_non_finite(result.to_json())) for result in results), sep="\n")
     else:
         print_lines("", results_table(results))
 
@@ -323,12 +323,3 @@ def _overview(evaluation: Evaluation) -> Iterator[str]:
     assumed = (f"{each.field} is {each.value}, {each.why}" for each in checkpoint.assumed)
     for note in (*assumed, *source.notes, *evaluation.notes):
         yield f"assumed   {note}"
-
-
-def _nan_to_null(result: Any) -> Any:
-    """Return a result for JSON, which has no NaN and no infinity: such metrics are null."""
-    if isinstance(result, dict):
-        return {name: _nan_to_null(value) for name, value in result.items()}
-    if isinstance(result, list | tuple):
-        return [_nan_to_null(value) for value in result]
-    return None if isinstance(result, float) and not math.isfinite(result) else result

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from parity.checkpoints.formats import get
+from parity.checkpoints.weights import nest
 from train.mesh import AxisSizes, Parameter, parameters, shard_dims
 from vit_spec import ViTConfig
 
@@ -24,15 +25,8 @@ def mesh_axes(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> tupl
 
 @lru_cache(maxsize=16)
 def _parameters(config: ViTConfig) -> Mapping[str, Any]:
-    root: dict[str, Any] = {}
     layouts = get("jax").layouts(config)
-    for name, parameter in parameters(config, "jax").items():
-        *modules, last = layouts[name].key.split("/")
-        node = root
-        for module in modules:
-            node = node.setdefault(module, {})
-        node[last] = parameter
-    return root
+    return nest((layouts[name].key, parameter) for name, parameter in parameters(config, "jax").items())
 
 
 def _map(node: Any, function: Callable[[Parameter], Any]) -> Any:

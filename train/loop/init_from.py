@@ -104,8 +104,9 @@ def load_weights(place: str, overrides: Sequence[str], flag: str) -> tuple[str, 
     """
     name, newest_note = best_weights(place)
     path = f"hf://timm/{name.removeprefix(TIMM_PREFIX)}" if name.startswith(TIMM_PREFIX) else name
+    given = parse_overrides(overrides, flag)
     try:
-        checkpoint = parity.load(path, given=parse_overrides(overrides))
+        checkpoint = parity.load(path, given=given)
     except InputError as error:
         message = str(error).replace("--set ", f"{flag} ")  # the trainer's name of that flag
         message = message.replace("(with --ignore REGEX,", "(by `python -m parity convert --ignore REGEX`,")
@@ -120,7 +121,7 @@ def load_weights(place: str, overrides: Sequence[str], flag: str) -> tuple[str, 
 
 def _with_overrides(checkpoint: Checkpoint, overrides: dict[str, Any]) -> Checkpoint:
     """Return the same weights with other values of fields of their config."""
-    config = checkpoint.config.replace(**overrides)
+    config = checkpoint.config.with_fields(overrides)
     was, now = (rows(each) for each in (checkpoint.config, config))
     if {name: row.shape for name, row in was.items()} != {name: row.shape for name, row in now.items()}:
         raise InputError("--model.changes changes parameters that --init loads: change only fields that have no parameters")

@@ -1,12 +1,12 @@
 """The dataclass `Recipe`, the complete configuration of a run.  The docstrings of its fields are the help of its flags."""
 
-import ast
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 import vit_spec
+from parity.checkpoints.config_overrides import parse_overrides
 from train.recipes.augmentation import Augment
 from train.recipes.durations import parse_duration
 from train.recipes.schedule import DecayShape
@@ -258,26 +258,12 @@ def parse_recipe(fields: Mapping[str, Any]) -> Recipe:
 
 
 def config_overrides(model: Model) -> dict[str, Any]:
-    """Return `model.changes` as arguments of `ViTConfig.replace`.
+    """Return `model.changes` as dotted fields, for `ViTConfig.with_fields`.
 
     Raises:
-        InputError: a text that is not FIELD=VALUE.
+        InputError: a text that is not FIELD=VALUE, or an ambiguous or unknown field.
     """
-    overrides: dict[str, Any] = {}
-    for change in model.changes:
-        path, equals, text = change.partition("=")
-        if not equals:
-            raise InputError(f"--model.changes has {change!r}: write FIELD=VALUE, such as depth=4 or head.pool=mean")
-        try:
-            value = ast.literal_eval(text)
-        except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: very many brackets
-            value = text  # a word, such as the value of head.pool
-        part, _, leaf = path.rpartition(".")
-        if part:
-            overrides.setdefault(part, {})[leaf] = value
-        else:
-            overrides[leaf] = value
-    return overrides
+    return parse_overrides(model.changes, "--model.changes")
 
 
 def model_config(model: Model, *, num_outputs: int, in_channels: int, size: tuple[int, int] | None) -> ViTConfig:
@@ -299,12 +285,12 @@ def model_config(model: Model, *, num_outputs: int, in_channels: int, size: tupl
     overrides |= changes
     base = vit_spec.get(model.name)
     # The base has a mean for each of red, green and blue.
-    if overrides["in_channels"] != base.in_channels and "pixels" not in overrides:
+    if overrides["in_channels"] != base.in_channels and not overrides.keys() & {"pixels.mean", "pixels.std"}:
         mean, std = (sum(values) / len(values) for values in (base.pixels.mean, base.pixels.std))
-        overrides["pixels"] = {"mean": (mean,), "std": (std,)}
+        overrides |= {"pixels.mean": (mean,), "pixels.std": (std,)}
     if size is None or "image_size" in overrides:
-        return vit_spec.get(model.name, **overrides)
-    config = vit_spec.get(model.name, **overrides, image_size=overrides.get("patch_size", base.patch_size))
+        return base.with_fields(overrides)
+    config = base.with_fields({**overrides, "image_size": overrides.get("patch_size", base.patch_size)})
     rows, columns = (max(2, pixels // 8) for pixels in size)
     (ph, pw), (height, width) = config.patch_size, base.image_size
     return config.replace(image_size=(min(rows * ph, height // ph * ph), min(columns * pw, width // pw * pw)))

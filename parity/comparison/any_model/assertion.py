@@ -150,4 +150,4 @@ def compare_models(
         comparison.try_order_of_use()
     if level == "precision":
         comparison.run("float32")
-    return comparison.report()
+    return comparison.report(level)

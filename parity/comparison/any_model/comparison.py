@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -339,9 +339,10 @@ class Comparison:
         both = [np.sort(self.runs[f"{side} float64"][name], axis=None) for side in ("flax", "torch")]
         return error_of(name, *both).relative_rms() <= FLOAT64_TOLERANCE
 
-    def report(self) -> Report:
-        """Return the report."""
+    def report(self, level: Literal["function", "precision"]) -> Report:
+        """Return the report of a level; see `compare_models`."""
         return Report(
+            level,
             self.rows,
             self.correspondence,
             self.runs,

@@ -44,7 +44,7 @@ def record(path: Path, report: Report) -> None:
         "distances": {
             side: {name: _float32_error(report, side, name, tensor) for name, tensor in reference.items()}
             for side in PACKAGES
-            if f"{side} float32" in report.runs
+            if report.level == "precision"
         },
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], rep
         if not difference <= FLOAT64_TOLERANCE:
             tolerance = f"tolerance {FLOAT64_TOLERANCE:.0e}"
             yield f"in float64 {name} differs by {difference:.1e} from the recorded output ({tolerance})"
-        if f"{side} float32" in report.runs and name in errors.get(side, {}):
+        if report.level == "precision" and name in errors.get(side, {}):
             was, now = errors[side][name], _float32_error(report, side, name, tensor)
             factor = RMS_ERROR_RATIO * five_sigma_factor(tensor.size)
             if not max(was, now) <= factor * min(was, now) + ERROR_RATIO_SLACK * FLOAT32_TOLERANCE:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -11,7 +11,9 @@ from parity.comparison.any_model.correspondence import Correspondence
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.any_model.trace.tables import Table
+from parity.comparison.any_model.verdict import SCHEMA
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget
+from vit_spec.finite_json import replace_non_finite
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]  # outputs, "loss" and gradients by name
@@ -56,6 +58,7 @@ class Report:
     """Result of `compare_models`; `str` gives the verdict, the tensors and the mapping of parameters.
 
     Attributes:
+        level: "function" for G0 only, "precision" for G0 and G1.
         rows: the comparison of each tensor.
         correspondence: the mapping of the parameters; `str` gives its lines.
         runs: outputs, loss and gradients by run: "torch float64", "flax float32", ...  Outputs and gradients of inputs
@@ -71,6 +74,7 @@ class Report:
         skipped_outputs: names of the parts of the return values that are not compared, and why.
     """
 
+    level: Literal["function", "precision"]
     rows: tuple[Row, ...]
     correspondence: Correspondence
     runs: Mapping[str, Tensors]
@@ -111,6 +115,47 @@ class Report:
             f"FAIL G0, the same function: {row.name} differs by {row.difference:.1e} in float64 "
             f"(tolerance {FLOAT64_TOLERANCE:.0e})"
         )
+
+    def facts(self) -> dict[str, Any]:
+        """Return the verdict for JSON; infinite numbers and NaN become null."""
+        first = self.first
+        found = {
+            "schema": SCHEMA,
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "level": self.level,
+            "failed_check": None if first is None else "G1" if first.same_function else "G0",
+            "tensors": [
+                {
+                    "name": row.name,
+                    "difference": row.difference,
+                    "flax": row.flax if self.level == "precision" else None,
+                    "torch": row.torch if self.level == "precision" else None,
+                    "same_function": row.same_function,
+                    "same_precision": row.same_precision,
+                }
+                for row in self.rows
+            ],
+            "parameters": [
+                *(str(pair) + (f"    ({pair.note})" if pair.note else "") for pair in self.correspondence.pairs),
+                *map(str, self.correspondence.zeros),
+            ],
+            "skipped": dict(self.correspondence.skipped),
+            "origin": self.origin.facts() if self.origin else None,
+            "fixed_parts": [
+                {name: getattr(part, name) for name in ("framework", "module", "dtype", "operation")}
+                for part in self.fixed_parts
+            ],
+            "tables": [
+                {"shape": list(table.flax.shape), "module": table.module, "rounded": table.rounded} for table in self.tables
+            ],
+            "hints": list(self.hints),
+            "notes": list(self.notes),
+            "skipped_outputs": dict(self.skipped_outputs),
+            "versions": dict(self.environment),
+            "digest": self.digest,
+        }
+        return dict(replace_non_finite(found))
 
     def __str__(self) -> str:
         return "\n".join(

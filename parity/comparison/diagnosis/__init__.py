@@ -2,7 +2,6 @@
 
 from parity.comparison.diagnosis.diagnose import diagnose, diagnose_against
 from parity.comparison.diagnosis.expected_outputs import (
-    SIZE_OF_EXPECTED_IMAGES,
     Expected,
     expected_outputs,
     load_checkpoint,
@@ -12,7 +11,6 @@ from parity.comparison.diagnosis.remedy import CommandLineSource
 from parity.comparison.diagnosis.report import Cause, Diagnosis
 
 __all__ = [
-    "SIZE_OF_EXPECTED_IMAGES",
     "Cause",
     "CommandLineSource",
     "Diagnosis",

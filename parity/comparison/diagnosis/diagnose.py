@@ -11,7 +11,7 @@ from parity.checkpoints.layout import Array
 from parity.checkpoints.surgery.edit import to_float64
 from parity.checkpoints.weights import Checkpoint, parameter
 from parity.comparison.diagnosis.catalogue import catalogue
-from parity.comparison.diagnosis.evaluator import Progress, Result
+from parity.comparison.diagnosis.evaluator import Result
 from parity.comparison.diagnosis.expected_outputs import Expected
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.output_precision import half_precision_dtype, narrowest_dtype
@@ -28,6 +28,7 @@ from parity.comparison.diagnosis.suspects import (
     uncompared_intermediates,
 )
 from parity.comparison.forward_backward import noise_images
+from parity.comparison.progress import CountProgress
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, MAX_ERROR_RATIO, ErrorNorms
 from vit_spec import InputError, ViTConfig, count, rows
 from vit_spec.config import FIELDS
@@ -42,7 +43,7 @@ def diagnose(
     expected: Expected,
     *,
     source: CommandLineSource | None = None,
-    progress: Progress | None = None,
+    progress: CountProgress | None = None,
     pairs: int | None = None,
 ) -> Diagnosis:
     """Find the cause, or the two causes, that make the outputs of a checkpoint differ from the expected ones.
@@ -73,7 +74,7 @@ def diagnose_against(
     *,
     seed: int = 0,
     source: CommandLineSource | None = None,
-    progress: Progress | None = None,
+    progress: CountProgress | None = None,
     pairs: int | None = None,
 ) -> Diagnosis:
     """Find out why a checkpoint does not compute the same function as another one that is correct.
@@ -135,7 +136,7 @@ def _diagnose(
     trial: Trial,
     expected: Expected,
     source: CommandLineSource,
-    progress: Progress | None,
+    progress: CountProgress | None,
     pairs: int | None,
     *,
     must_intermediates_match: bool = True,

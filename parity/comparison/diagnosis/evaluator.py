@@ -1,7 +1,7 @@
 """Run the model of each hypothesis and measure its error from the expected outputs."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,10 +10,11 @@ from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis import numeric_hypotheses
 from parity.comparison.diagnosis.chance import FEW_OUTPUTS, MAX_CHANCE, EffectDistribution
 from parity.comparison.diagnosis.expected_outputs import Expected
-from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
+from parity.comparison.diagnosis.hypothesis import Hypothesis, Rounding, Runner, Trial
 from parity.comparison.diagnosis.numeric_hypotheses import NumericHypothesis
 from parity.comparison.diagnosis.patches import Inapplicable
 from parity.comparison.diagnosis.precision_hypotheses import HALF_DTYPES
+from parity.comparison.progress import CountProgress
 from parity.comparison.tolerances import (
     FLOAT32_OVER_FLOAT64_ROUNDOFF,
     FLOAT32_TOLERANCE,
@@ -29,8 +30,6 @@ from vit_spec import InputError, flops
 MULTITHREADING_FLOPS = 1e9  # FLOPs of a forward pass from which several threads are faster than one
 
 HALF_PRECISION_RUNS = 4  # runs that measure the rounding errors of a model in half precision
-
-Progress = Callable[[str, int, int], None]  # description, number done, total
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Evaluator:
     discarded: causes that raised an exception, each with the exception.
     """
 
-    def __init__(self, trial: Trial, expected: Expected, progress: Progress | None = None) -> None:
+    def __init__(self, trial: Trial, expected: Expected, progress: CountProgress | None = None) -> None:
         self.trial, self.expected = trial, expected
         forward_flops = flops(trial.config) * len(expected)
         self.runner = Runner(threads=1 if forward_flops < MULTITHREADING_FLOPS else None)
@@ -111,9 +110,9 @@ class Evaluator:
 
     def float32_error(self) -> float:
         """Return the relRMS between the outputs in float32 and in float64."""
-        return self._rounding_error(self.trial, "float32")
+        return self._rounding_error(self.trial, Rounding("float32"))
 
-    def _rounding_error(self, trial: Trial, rounding: str) -> float:
+    def _rounding_error(self, trial: Trial, rounding: Rounding) -> float:
         """Return the relRMS between the outputs of a trial with a rounding, as in `Trial`, and those of the baseline."""
         return self.difference(replace(trial, rounding=rounding, blocks_key=(f"{rounding} {trial.blocks_key}",)))
 
@@ -124,7 +123,7 @@ class Evaluator:
         other rounding errors of the weights.
         """
         perturbed = (self.perturb_weights(dtype, seed) for seed in range(HALF_PRECISION_RUNS - 1))
-        return max(self._rounding_error(trial, f"all {dtype}") for trial in (self.trial, *perturbed))
+        return max(self._rounding_error(trial, Rounding(dtype)) for trial in (self.trial, *perturbed))
 
     def perturb_weights(self, dtype: str, seed: int = 0) -> Trial:
         """Return the trial with every weight changed by up to one rounding error of a dtype."""

@@ -23,7 +23,6 @@ from vit_spec import InputError, ViTConfig
 IMAGES, LOGITS = "images", "logits"
 MAX_SAMPLE = 4096  # entries of an intermediate that are examined for decimal rounding
 MAX_MAGNITUDE = 1e100  # largest absolute value that is accepted; products of a few larger numbers overflow float64
-SIZE_OF_EXPECTED_IMAGES = "the size of the expected images"  # the reason that is printed for the assumed image size
 INTERMEDIATE_NAME = re.compile(
     r"(patch_embed|tokens|positions|cosines|sines|columns|rows|embed|blocks\.\d+|norm_pre|norm|pool|attn_pool|fc_norm|pre_logits|"
     r"hidden|head|head_dist)\b.*"
@@ -136,10 +135,13 @@ def load_checkpoint(
     given: Fields | None = None,
     strip: str | None = None,
     ignore: Sequence[str] = (),
-) -> Checkpoint:
+) -> tuple[Checkpoint, dict[str, Any]]:
     """Load the checkpoint whose expected outputs are in the file `path`, as `parity.load` does.
 
     If neither the checkpoint nor `given` has an image size, it is the size of the images in the file.
+
+    Returns:
+        The checkpoint, and the config overrides with which `parity.load` reads it: `given`, and an image size if necessary.
 
     Raises:
         InputError: as `parity.load`.
@@ -158,13 +160,13 @@ def load_checkpoint(
         except InputError:
             continue  # the images have another size than the model; its positions are resampled
         if checkpoint is None or checkpoint.config.image_size != size:
-            checkpoint = replace(
-                resized, assumed=(*resized.assumed, Assumption("image_size", size, SIZE_OF_EXPECTED_IMAGES))
-            )
+            assumption = Assumption("image_size", size, "the size of the expected images")
+            checkpoint = replace(resized, assumed=(*resized.assumed, assumption))
+            given["image_size"] = size
         break
     if checkpoint is None:
         raise first_error or InputError(f"{source} cannot be read")
-    return checkpoint
+    return checkpoint, given
 
 
 def _candidate_image_sizes(path: str | Path) -> Iterator[tuple[int, int]]:

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from parity.checkpoints.config_inference import nest_fields
 from parity.checkpoints.formats import Fields, get
 from parity.checkpoints.layout import Layout
 from parity.checkpoints.weights import FLOAT_DTYPES, round_to
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 FIX_REFERENCE_CODE = "correct the code that made the expected outputs, then make them again"
-ROUNDING_FAMILIES = ("dtype rounding", "TF32")  # families in which no formula is wrong
-LOW_PRECISION_PREFIX = "precision of "  # of families in which a single operation is rounded to a lower precision
 CACHE_BYTES = 256 << 20  # for the outputs of the blocks that several trials share
 
 Weights = Mapping[str, Array]  # parameter -> array with the axes of its row
@@ -59,6 +56,20 @@ class Edit:
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """A lower precision of the whole model.
+
+    dtype: "float32", "bfloat16" or "float16".
+    weights: whether the weights are rounded to the dtype.
+    activations: whether the model computes in the dtype.
+    """
+
+    dtype: str
+    weights: bool = True
+    activations: bool = True
+
+
+@dataclass(frozen=True)
 class Trial:
     """A model and its input images.
 
@@ -66,7 +77,7 @@ class Trial:
     images: (B, C, H, W), in [0, 1] or normalized.
     normalized_by: the statistics that the images were normalized by; None if the images are pixels in [0, 1].
     patches: changes of the PyTorch twin, in the order in which they are applied.
-    rounding: the computations in lower precision; see `Runner` for the values.
+    rounding: the lower precision of the model, if any.
     blocks_key: names of all changes before the final norm; trials with equal keys share the cached output of the blocks.
     unchanged_parts: how many of the first parts compute what those of the unchanged model do, if `blocks_key` is not empty:
         the embedding is the first part, and each block is one.
@@ -77,7 +88,7 @@ class Trial:
     images: Array = field(repr=False)
     normalized_by: Pixels | None
     patches: tuple[Patch, ...] = ()
-    rounding: str = ""
+    rounding: Rounding | None = None
     blocks_key: tuple[str, ...] = ()
     unchanged_parts: int = 0
 
@@ -92,7 +103,9 @@ class Hypothesis:
     edits: new values of parameters.
     images: a function that changes the images, (B, C, H, W) -> (B, C, H, W).
     patch: a change of the computation that no field of the config describes.
-    rounding: a computation in lower precision, as in `Trial`.
+    rounding: a lower precision of the whole model, as in `Trial`.
+    lowers_precision_of: "model" or "operation", if the cause is a lower precision of either and no formula is wrong.
+    moves_blocks: whether the edits move blocks or leave them out, so that they do not apply to one block only.
     blocks_unchanged: whether everything before the final norm stays the same.
     manual_fix: what the user should do, for causes that no converted checkpoint fixes.
     per_block: whether the patch changes each block separately, so that it can be applied to one block only.
@@ -108,7 +121,9 @@ class Hypothesis:
     edits: tuple[Edit, ...] = ()
     images: Callable[[Array], Array] | None = None
     patch: Patch | None = None
-    rounding: str = ""
+    rounding: Rounding | None = None
+    lowers_precision_of: Literal["model", "operation"] | None = None
+    moves_blocks: bool = False
     blocks_unchanged: bool = False
     manual_fix: str = ""
     per_block: bool = False
@@ -120,7 +135,7 @@ class Hypothesis:
     @property
     def is_rounding(self) -> bool:
         """Whether the cause is a lower precision, of the whole model or of one operation, and no formula is wrong."""
-        return self.family.startswith((*ROUNDING_FAMILIES, LOW_PRECISION_PREFIX))
+        return self.lowers_precision_of is not None
 
     @property
     def unchanged_parts(self) -> int:
@@ -138,7 +153,7 @@ class Hypothesis:
         if self.patch is not None:
             patch = confine_to_block(self.patch, number)
             return replace(self, name=name, patch=patch, layer=f"blocks.{number}") if self.per_block else None
-        is_global = self.fields or self.images or self.rounding or self.family == "order of blocks"
+        is_global = self.fields or self.images or self.rounding or self.moves_blocks
         if is_global or not all(edit.parameter.startswith("blocks.") for edit in self.edits):
             return None
         modules = {edit.parameter.removeprefix("blocks.").rpartition(".")[0] for edit in self.edits}
@@ -148,7 +163,7 @@ class Hypothesis:
     def apply(self, trial: Trial) -> Trial | None:
         """Return the trial with this cause applied, or None if it changes nothing or does not fit this model."""
         try:
-            config = trial.config.replace(**nest_fields(self.fields)) if self.fields else trial.config
+            config = trial.config.with_fields(self.fields) if self.fields else trial.config
             new = {edit.parameter: edit.evaluate(trial.weights) for edit in self.edits}
         except (InputError, ValueError, IndexError, KeyError):  # another cause has removed the part or changed the shape
             return None
@@ -181,9 +196,6 @@ def _fit_to_config(weights: Weights, config: ViTConfig) -> Weights | None:
 
 class Runner:
     """A runner of trials: it runs the PyTorch twin on the CPU, without kernels of lower precision.
-
-    Values of `Trial.rounding`: "bfloat16" and "float16" compute in this dtype; "all bfloat16" and "all float16" also store
-    the weights in it; "weights bfloat16" and "weights float16" only round the weights; "float32" computes in float32.
 
     threads: number of PyTorch threads; by default PyTorch's own setting.
     run_count: how many models were run.
@@ -246,9 +258,11 @@ def build_model(trial: Trial) -> Any:
 
     Without patches the module is shared: the next call with the same config replaces its weights.
     """
-    dtype = trial.rounding if trial.rounding in ("bfloat16", "float16") else None
+    rounding = trial.rounding
+    # A model computes in the dtype of its weights, unless it is told another one.
+    dtype = rounding.dtype if rounding and rounding.activations and not rounding.weights else None
     # Patches need the named intermediates of explicit attention.  Fused kernels round as those of other libraries do.
-    explicit = bool(trial.patches) or not trial.rounding
+    explicit = bool(trial.patches) or not rounding
     model = _weightless_model(trial.config, dtype, "explicit" if explicit else "fused")
     model = _clone(model) if trial.patches else model  # patches modify the module
     _load_weights(model, _state_dict(trial))
@@ -320,16 +334,15 @@ def _state_dict(trial: Trial) -> "dict[str, torch.Tensor]":
     """Return the PyTorch state dict of a trial; tensors are views of the weights where possible."""
     import torch
 
-    scope, _, dtype_name = trial.rounding.rpartition(" ")
-    dtypes: Any = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    rounded_dtype = dtypes.get(dtype_name) if scope in ("all", "weights") or dtype_name == "float32" else None
+    rounding = trial.rounding
+    rounded_dtype = getattr(torch, rounding.dtype) if rounding and rounding.weights else None
     state = {}
     for name, key, block, shape in _state_dict_entries(trial.config):
         array = trial.weights[name]
         array = array if block is None else array[block]
         tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(shape))
-        tensor = tensor if rounded_dtype is None else tensor.to(rounded_dtype)
-        state[key] = tensor.to(torch.from_numpy(np.empty(0, array.dtype)).dtype) if scope == "weights" else tensor
+        rounded = tensor if rounded_dtype is None else tensor.to(rounded_dtype)
+        state[key] = rounded if rounding is None or rounding.activations else rounded.to(tensor.dtype)
     return state
 
 

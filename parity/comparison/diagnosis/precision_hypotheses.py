@@ -8,7 +8,7 @@ import numpy as np
 
 from parity.comparison.diagnosis import attention_variants as attention
 from parity.comparison.diagnosis import patches, roundings, variants
-from parity.comparison.diagnosis.hypothesis import FIX_REFERENCE_CODE, Hypothesis
+from parity.comparison.diagnosis.hypothesis import FIX_REFERENCE_CODE, Hypothesis, Rounding
 from parity.comparison.diagnosis.patches import Patch
 from vit_spec import ViTConfig
 
@@ -22,7 +22,15 @@ def precision_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def _hypothesis(name: str, family: str, patch: Patch, *, per_block: bool = False) -> Hypothesis:
-    return Hypothesis(name, family, patch=patch, manual_fix=FIX_REFERENCE_CODE, per_block=per_block, rare=True)
+    return Hypothesis(
+        name,
+        family,
+        patch=patch,
+        lowers_precision_of="operation",
+        manual_fix=FIX_REFERENCE_CODE,
+        per_block=per_block,
+        rare=True,
+    )
 
 
 def _single_operations(c: ViTConfig) -> Iterator[Hypothesis]:
@@ -73,12 +81,12 @@ def _whole_model(c: ViTConfig) -> Iterator[Hypothesis]:
     for dtype in HALF_DTYPES:
         fix_dtype = f"make the expected outputs in float32, or compare at {dtype}'s tolerance"
         names = {
-            f"weights {dtype}": f"weights are rounded to {dtype}",
-            dtype: f"activations are {dtype}",
-            f"all {dtype}": f"weights and activations are {dtype}",
+            Rounding(dtype, activations=False): f"weights are rounded to {dtype}",
+            Rounding(dtype, weights=False): f"activations are {dtype}",
+            Rounding(dtype): f"weights and activations are {dtype}",
         }
         for rounding, name in names.items():
-            yield Hypothesis(name, "dtype rounding", rounding=rounding, manual_fix=fix_dtype)
+            yield Hypothesis(name, "dtype rounding", rounding=rounding, lowers_precision_of="model", manual_fix=fix_dtype)
     fix_tf32 = (
         "switch TF32 off (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32), then compare again"
     )
@@ -90,4 +98,10 @@ def _whole_model(c: ViTConfig) -> Iterator[Hypothesis]:
         "linear layers only": (True, False, False),
     }
     for name, flags in products.items():
-        yield Hypothesis(f"TF32 was used by {name}", "TF32", patch=roundings.tf32(*flags), manual_fix=fix_tf32)
+        yield Hypothesis(
+            f"TF32 was used by {name}",
+            "TF32",
+            patch=roundings.tf32(*flags),
+            lowers_precision_of="model",
+            manual_fix=fix_tf32,
+        )

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from parity.checkpoints.config_inference import nest_fields
 from parity.checkpoints.formats import Fields, get
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.diagnosis.hypothesis import Hypothesis
@@ -53,7 +52,7 @@ def remedy(causes: Iterable[Hypothesis], checkpoint: Checkpoint, source: Command
 
 def _config_suffices(fields: Fields, checkpoint: Checkpoint) -> bool:
     """Return whether the format holds the same parameters with these fields of the config, so that --set is enough."""
-    config = checkpoint.config.replace(**nest_fields(fields))
+    config = checkpoint.config.with_fields(fields)
     try:
         layouts = get(checkpoint.format).layouts(config)
     except InputError:

@@ -10,9 +10,9 @@ import numpy as np
 from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis import numeric_hypotheses
 from parity.comparison.diagnosis.catalogue import catalogue
-from parity.comparison.diagnosis.evaluator import Evaluator, Progress, Result
+from parity.comparison.diagnosis.evaluator import Evaluator, Result
 from parity.comparison.diagnosis.expected_outputs import Expected
-from parity.comparison.diagnosis.hypothesis import ROUNDING_FAMILIES, Runner, Trial
+from parity.comparison.diagnosis.hypothesis import Runner, Trial
 from parity.comparison.diagnosis.layer_search import LayerSearch
 from parity.comparison.diagnosis.output_precision import RoundingError, half_precision_dtype
 from parity.comparison.diagnosis.pair_order import likeliest_pairs
@@ -23,6 +23,7 @@ from parity.comparison.diagnosis.suspects import (
     has_exact_intermediates,
     matches_intermediates,
 )
+from parity.comparison.progress import CountProgress
 from parity.comparison.tolerances import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
@@ -85,7 +86,7 @@ class Search:
     """
 
     def __init__(
-        self, trial: Trial, expected: Expected, progress: Progress | None = None, pairs: int | None = None
+        self, trial: Trial, expected: Expected, progress: CountProgress | None = None, pairs: int | None = None
     ) -> None:
         self.full_trial, self.expected = trial, expected
         count = max(1, min(len(expected), -(-SEARCH_OUTPUTS * len(expected) // expected.logits.size)))
@@ -199,7 +200,7 @@ class Search:
             return True
         if not result.is_single_rounding:
             return False
-        is_whole_model = result.causes[0].family in ROUNDING_FAMILIES
+        is_whole_model = result.causes[0].lowers_precision_of == "model"
         return result.error <= (MAX_REMAINING_ROUNDING if is_whole_model else MAX_REMAINING_COARSE) * baseline_error
 
     def _explaining_rounding(self, error: float) -> RoundingError | None:
@@ -229,7 +230,7 @@ class Search:
         """Return the rounding that best explains the error of half-precision outputs that match, if any does."""
         if full.error <= FLOAT32_TOLERANCE or self.tolerance <= FLOAT32_TOLERANCE:
             return []
-        hypotheses = [cause for cause in catalogue(self.full_trial) if cause.family in ROUNDING_FAMILIES]
+        hypotheses = [cause for cause in catalogue(self.full_trial) if cause.lowers_precision_of == "model"]
         results = (self.evaluator.try_causes((cause,), self.full_trial, self.expected) for cause in hypotheses)
         nearest = min(filter(None, results), key=lambda result: result.error, default=full)
         return [nearest] if nearest.causes and nearest.error <= MAX_REMAINING_ROUNDING * full.error else []

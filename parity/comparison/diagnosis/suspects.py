@@ -10,7 +10,7 @@ from parity.checkpoints.layout import Array
 from parity.checkpoints.weights import FLOAT_DTYPES, round_to
 from parity.comparison.diagnosis.chance import FEW_OUTPUTS, MAX_CHANCE, EffectDistribution
 from parity.comparison.diagnosis.expected_outputs import Expected
-from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial, build_model, model_inputs
+from parity.comparison.diagnosis.hypothesis import Hypothesis, Rounding, Trial, build_model, model_inputs
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, MAX_ERROR_RATIO, ErrorNorms
 from vit_spec import rows
 
@@ -142,7 +142,9 @@ def _rounding_errors(trial: Trial, dtype: str) -> dict[str, float]:
     if dtype == "float64":
         return {}
     # A patch, here one that changes nothing, makes the model compute attention explicitly.
-    explicit = replace(trial, patches=(*trial.patches, lambda model: None), rounding=dtype)
+    # In half precision, a model usually rounds activations only.
+    rounding = Rounding(dtype, weights=dtype == "float32")
+    explicit = replace(trial, patches=(*trial.patches, lambda model: None), rounding=rounding)
     exact, rounded = intermediates(trial), intermediates(explicit)
     return {name: ErrorNorms.of(rounded[name], exact[name]).relative_rms() for name in exact if name in rounded}
 

@@ -273,7 +273,8 @@ def _block_order(c: ViTConfig) -> Iterator[Hypothesis]:
     orders["are in reverse"] = list(range(c.depth))[::-1]
     for what, order in orders.items():
         edits = tuple(Edit(name, f"{{w}}[{order}]") for name in names)
-        yield Hypothesis(f"blocks {what}", "order of blocks", edits=edits)
+        yield Hypothesis(f"blocks {what}", "order of blocks", edits=edits, moves_blocks=True)
     for what, part in (("last", ":-1"), ("first", "1:")):
         edits = tuple(Edit(name, f"{{w}}[{part}]") for name in names)
-        yield Hypothesis(f"the {what} block is left out", "order of blocks", fields={"depth": c.depth - 1}, edits=edits)
+        fields = {"depth": c.depth - 1}
+        yield Hypothesis(f"the {what} block is left out", "order of blocks", fields=fields, edits=edits, moves_blocks=True)

@@ -28,6 +28,7 @@ from parity.comparison.tolerances import (
     five_sigma_factor,
 )
 from parity.terminal import Terminal
+from vit_spec.finite_json import replace_non_finite
 
 ALL_GRADIENTS = "gradient"  # with respect to all parameters and the images, as one vector
 
@@ -116,19 +117,17 @@ class Verification:
 
     def facts(self) -> dict[str, Any]:
         """Return all results for JSON; infinite numbers and NaN become null."""
-        return {
+        found = {
             "passed": self.passed,
             "verdict": self.verdict,
             "path": self.path,
-            "moved": [
-                {**asdict(each), "found": _finite_or_none(each.found), "recorded": _finite_or_none(each.recorded)}
-                for each in self.changed_tensors
-            ],
+            "moved": [asdict(each) for each in self.changed_tensors],
             "absent": self.absent,
             "changed": self.changed_environment,
             "recorded": _record_facts(self.golden, self.golden.records[0]),
             "now": _record_facts(self.golden, self.now),
         }
+        return dict(replace_non_finite(found))
 
     @property
     def changed_environment(self) -> dict[str, list[Any]]:
@@ -158,8 +157,9 @@ class History:
     goldens: dict[str, Golden]
 
     def facts(self) -> dict[str, Any]:
-        """Return every record of every file, for JSON."""
-        return {path: [_record_facts(golden, each) for each in golden.records] for path, golden in self.goldens.items()}
+        """Return every record of every file, for JSON; infinite numbers and NaN become null."""
+        found = {path: [_record_facts(golden, each) for each in golden.records] for path, golden in self.goldens.items()}
+        return dict(replace_non_finite(found))
 
     def __str__(self) -> str:
         return _render_table([(path, golden, each) for path, golden in self.goldens.items() for each in golden.records])
@@ -233,19 +233,13 @@ def _record_facts(golden: Golden, record: Record) -> dict[str, Any]:
     names = [tensor.name for tensor in golden.tensors]
     errors = {
         name: {
-            "float64": {tensor: _finite_or_none(x) for tensor, x in zip(names, float64_errors.tolist(), strict=True)},
-            "float32": {
-                tensor: _finite_or_none(x) for tensor, _, x in _tested_float32_errors(golden, record.float32_errors[name])
-            },
+            "float64": dict(zip(names, float64_errors.tolist(), strict=True)),
+            "float32": {tensor: x for tensor, _, x in _tested_float32_errors(golden, record.float32_errors[name])},
         }
         for name, float64_errors in record.float64_errors.items()
     }
     changes = [f"{each.framework} {each.dtype} {each.tensor}" for each in changed_tensors(golden, record)]
     return {"environment": record.environment, "moved": changes, "relrms": errors}
-
-
-def _finite_or_none(x: float) -> float | None:
-    return x if math.isfinite(x) else None
 
 
 def _flatten(environment: dict[str, Any], prefix: str = "") -> dict[str, Any]:

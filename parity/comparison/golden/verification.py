@@ -6,7 +6,7 @@ other.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -22,10 +22,9 @@ from parity.comparison.golden.file import FRAMEWORKS, Array, Golden, Record, Ten
 from parity.comparison.golden.inputs import checksums, make_inputs, recorded_inputs
 from parity.comparison.golden.sketch import root_mean_square, sketch
 from parity.comparison.localisation import GRADIENT_OF, module_scales
+from parity.comparison.progress import StepProgress
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from vit_spec import InputError, ViTConfig, nearest
-
-Progress = Callable[[str], None]
 
 
 def record(
@@ -34,7 +33,7 @@ def record(
     *,
     seed: int = 0,
     force: bool = False,
-    progress: Progress = lambda what: None,
+    progress: StepProgress = lambda what: None,
 ) -> Golden:
     """Run both twins on a model, and write the results on which they agree to a golden file.
 
@@ -77,7 +76,7 @@ def verify(
     weights: Checkpoint | None = None,
     only: str | None = None,
     append: bool = False,
-    progress: Progress = lambda what: None,
+    progress: StepProgress = lambda what: None,
 ) -> Verification:
     """Compute the results of a golden file again with the installed frameworks, and compare them with the recorded ones.
 
@@ -142,7 +141,7 @@ def _reference_tensors(run: PassResult) -> Iterable[Tensor]:
         yield Tensor(name, value.shape, max(root_mean_square(value), scale), sketch(value))
 
 
-def _measure(golden: Golden, inputs: PassInputs, frameworks: Iterable[str], progress: Progress) -> Record:
+def _measure(golden: Golden, inputs: PassInputs, frameworks: Iterable[str], progress: StepProgress) -> Record:
     """Run each framework in float64 and in float32, and return the environment and the errors of all tensors."""
     float64_errors, float32_errors = {}, {}
     for name in frameworks:

@@ -12,6 +12,7 @@ from parity.comparison.invariance.conditions import ALONE, IN_ORDER, batches, co
 from parity.comparison.invariance.jax_runner import JaxRunner
 from parity.comparison.invariance.report import Change, InvarianceReport
 from parity.comparison.invariance.torch_runner import NotTestedError, TorchRunner
+from parity.comparison.progress import StepProgress
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget, five_sigma_factor
 from vit_spec import InputError, nearest
 
@@ -27,7 +28,7 @@ def invariance(
     params: Any = None,
     *,
     dtype: Dtype = "float32",
-    progress: Callable[[str], None] = lambda what: None,
+    progress: StepProgress = lambda what: None,
 ) -> InvarianceReport:
     """Test whether the outputs of an image are the same alone, in any batch, at any place, on any threads and devices.
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from parity.comparison.report import replace_non_finite
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, UNIT_ROUNDOFF
+from vit_spec.finite_json import replace_non_finite
 
 TWICE = "run twice"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.checkpoints.weights import FLOAT_DTYPES
+from parity.checkpoints.weights import as_array
 from parity.comparison.any_model.outputs import named_arrays
 from parity.comparison.torch_settings import full_float32
 
@@ -64,7 +64,7 @@ class TorchRunner:
                 for key, buffer in own.named_buffers():
                     buffer.copy_(buffers[key])
                 returned = own(*(_to_tensor(x, dtype).to(device) for x in inputs))
-                return {name: _to_array(tensor) for name, tensor in named_arrays(returned)}
+                return {name: as_array(tensor.contiguous()) for name, tensor in named_arrays(returned)}
 
         return run
 
@@ -99,14 +99,3 @@ def _to_tensor(x: Array, dtype: str) -> Any:
 
     tensor = torch.tensor(x)
     return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
-
-
-def _to_array(tensor: Any) -> Array:
-    import torch
-
-    host = tensor.detach().cpu().contiguous()
-    if host.dtype == torch.bfloat16:
-        bits: Array = host.view(torch.int16).numpy()
-        return bits.view(FLOAT_DTYPES["bfloat16"])
-    array: Array = host.numpy()
-    return array

@@ -1,6 +1,5 @@
 """Batch invariance of both twins on the weights of a checkpoint: `python -m parity check SRC --invariance`."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +7,7 @@ from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
 from parity.comparison.forward_backward import noise_images
 from parity.comparison.invariance.measurement import Dtype, invariance
 from parity.comparison.invariance.report import InvarianceReport
+from parity.comparison.progress import StepProgress
 
 BATCH = 8  # images
 
@@ -38,7 +38,7 @@ class TwinsInvariance:
 
 
 def twins_invariance(
-    checkpoint: Checkpoint, *, seed: int = 0, dtype: Dtype = "float32", progress: Callable[[str], None] = lambda what: None
+    checkpoint: Checkpoint, *, seed: int = 0, dtype: Dtype = "float32", progress: StepProgress = lambda what: None
 ) -> TwinsInvariance:
     """Test both twins in inference mode on `BATCH` images of normal noise; see `invariance`.
 

@@ -6,7 +6,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from parity.checkpoints.columns import Piece, parameter_of, pieces_of
-from parity.checkpoints.config_inference import build_config
 from parity.checkpoints.layout import FIXED_SIZES, Axis, Layout
 from parity.comparison.own_model.block_roles import Roles
 from parity.comparison.own_model.model import Array
@@ -140,7 +139,8 @@ def _config(items: tuple[tuple[str, Any], ...], depth: int) -> ViTConfig:
         raise InputError(f"{heads} heads do not divide {inner}")
     if inner != width or width % heads:
         fields["attention.head_dim"] = inner // heads
-    return build_config({**{name: each for name, each in fields.items() if name not in _NOT_OF_CONFIG}, "depth": depth})
+    of_config = {name: each for name, each in fields.items() if name not in _NOT_OF_CONFIG}
+    return ViTConfig.from_fields({**of_config, "depth": depth})
 
 
 @lru_cache(maxsize=4096)

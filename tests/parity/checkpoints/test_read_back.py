@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
-from parity.checkpoints.config_inference import DEFAULTS, NEUTRAL, affects_function, nest_fields
+from parity.checkpoints.config_inference import DEFAULTS, NEUTRAL, affects_function
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import OWN, formats, get
 from parity.checkpoints.layout import Array
@@ -40,11 +40,6 @@ OTHER_VALUES: dict[str, dict[str, Any]] = {
     "mlp.activation": {"mlp.activation": "relu"},
     "head.pool": {"head.pool": "mean"},
 }
-
-
-def changed(config: ViTConfig, fields: dict[str, Any]) -> ViTConfig:
-    """Return a config with other values of some fields."""
-    return config.replace(**nest_fields(fields))
 
 
 def weights(config: ViTConfig) -> Checkpoint:
@@ -77,18 +72,18 @@ def outputs(checkpoint: Checkpoint) -> Array:
 @pytest.mark.parametrize(
     ("format", "config", "fields"),
     [
-        ("timm", changed(SQUARE, {"norms.order": "res_post"}), ["norms.order"]),
-        ("timm", changed(SQUARE, {"head.pool": "mean"}), ["head.pool"]),
-        ("timm", changed(SQUARE, {"positions.rotary": "dinov3"}), ["positions.rotary", "positions.rotary_base"]),
-        ("timm", changed(SQUARE, {"positions.rotary": "eva"}), ["positions.rotary", "positions.rotary_grid"]),
-        ("torch-encoder", changed(SQUARE, {"norms.eps": 1e-5}), ["mlp.activation", "norms.order"]),
+        ("timm", SQUARE.with_fields({"norms.order": "res_post"}), ["norms.order"]),
+        ("timm", SQUARE.with_fields({"head.pool": "mean"}), ["head.pool"]),
+        ("timm", SQUARE.with_fields({"positions.rotary": "dinov3"}), ["positions.rotary", "positions.rotary_base"]),
+        ("timm", SQUARE.with_fields({"positions.rotary": "eva"}), ["positions.rotary", "positions.rotary_grid"]),
+        ("torch-encoder", SQUARE.with_fields({"norms.eps": 1e-5}), ["mlp.activation", "norms.order"]),
         (
             "torch-encoder",
-            changed(SQUARE, {"head.pool": "mean", "mlp.activation": "relu"}),
+            SQUARE.with_fields({"head.pool": "mean", "mlp.activation": "relu"}),
             ["norms.eps", "norms.order", "head.pool"],
         ),
-        ("equimo", changed(SQUARE, {"head.pool": "mean"}), ["mlp.activation", "norms.eps"]),
-        ("article_dino", changed(SQUARE, {"attention.scale": 0.3, "num_classes": 0}), ["num_heads", "attention.scale"]),
+        ("equimo", SQUARE.with_fields({"head.pool": "mean"}), ["mlp.activation", "norms.eps"]),
+        ("article_dino", SQUARE.with_fields({"attention.scale": 0.3, "num_classes": 0}), ["num_heads", "attention.scale"]),
         ("dinov3", DINOV3, []),
         ("timm", DINOV3, ["head.pool"]),
     ],
@@ -131,19 +126,19 @@ def test_with_the_fields_that_a_write_names_every_format_is_read_as_the_same_mod
 def try_changed(config: ViTConfig, fields: dict[str, Any]) -> ViTConfig | None:
     """Return a config with other values of some fields; None if they contradict the others."""
     try:
-        return changed(config, fields)
+        return config.with_fields(fields)
     except InputError:
         return None
 
 
 def test_the_json_files_of_a_library_state_fields_that_its_weights_do_not_show(tmp_path: Path) -> None:
-    source = weights(changed(SQUARE, {"norms.order": "res_post"}))
+    source = weights(SQUARE.with_fields({"norms.order": "res_post"}))
     assert fields_of(write(source, tmp_path / "a.safetensors", "timm").remarks) == ["norms.order"]
     assert not fields_of(write(source, f"{tmp_path / 'folder'}/", "timm").remarks)
 
 
 def test_a_classifier_without_a_bias_is_not_lost_where_zeros_are_written(tmp_path: Path) -> None:
-    assert write(weights(changed(SQUARE, {"head.bias": False})), tmp_path / "a.safetensors", "timm").remarks == ()
+    assert write(weights(SQUARE.with_fields({"head.bias": False})), tmp_path / "a.safetensors", "timm").remarks == ()
 
 
 class Unreadable(StoredArray):
@@ -174,9 +169,9 @@ def test_no_parameter_is_read(format: str) -> None:
 
 # Models with options that no named model has.
 MORE = (
-    changed(SQUARE, {"image_size": (40, 32), "tokens.pad": True}),
-    changed(SQUARE, {"image_size": (40, 32), "tokens.crop": True}),
-    changed(SQUARE, {"attention.head_dim": 32}),
+    SQUARE.with_fields({"image_size": (40, 32), "tokens.pad": True}),
+    SQUARE.with_fields({"image_size": (40, 32), "tokens.crop": True}),
+    SQUARE.with_fields({"attention.head_dim": 32}),
 )
 
 

@@ -183,7 +183,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(saved, monkeypatch,
             raise failure
         return np.asarray(value)
 
-    monkeypatch.setattr(weights_module, "_to_numpy", failing)
+    monkeypatch.setattr(weights_module, "as_array", failing)
     with pytest.raises((InputError, KeyboardInterrupt), match=r"make room|^$"):
         parity.save(saved, random_arrays(seed=1), TINY, "torch", force=True)
     assert saved.read_bytes() == before

@@ -242,7 +242,7 @@ def test_rounding_that_a_model_amplifies_is_not_a_fault(seed: int) -> None:
 def test_a_pair_of_roundings_is_no_single_rounding() -> None:
     expected = expected_outputs(uint8_images(), model_outputs(PLAIN, checkpoint().arrays, uint8_images()) * 1.5, PLAIN)
     search = Search(trial_of(PLAIN, expected.images), expected)
-    rounding = Hypothesis("weights and activations are bfloat16", "dtype rounding")
+    rounding = Hypothesis("weights and activations are bfloat16", "dtype rounding", lowers_precision_of="model")
     one, two = (Result(causes, search.full_trial, search.full.outputs, 0.1) for causes in ((rounding,), (rounding,) * 2))
     assert search.matches(one, search.full.error) and not search.matches(two, search.full.error)
 

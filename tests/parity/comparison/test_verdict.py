@@ -17,6 +17,7 @@ from flax import linen
 
 from parity.__main__ import main
 from parity.comparison.any_model import compare_models, verdict
+from parity.comparison.any_model.report import UnequalWeightsError
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.any_model.trace.places import Place
@@ -179,17 +180,17 @@ def documented(header: str) -> set[str]:
 
 
 def test_the_page_lists_exactly_the_fields_that_are_printed() -> None:
-    found = verdict.facts(report(origin=Origin(PLACE, PLACE), fixed_parts=(PART,), tables=(TABLE,), hints=("norm",)))
+    found = report(origin=Origin(PLACE, PLACE), fixed_parts=(PART,), tables=(TABLE,), hints=("norm",)).facts()
     assert documented("field") == {*fields(found), *fields(verdict.error_facts("x"))}
 
 
 def test_every_verdict_has_the_same_fields() -> None:
-    unequal = verdict.UnequalWeightsError("the weights are not equal\nparameters (flax <-> torch):\n  a  <->  b")
-    assert verdict.unequal_weights_facts(unequal, "function", {}).keys() == verdict.facts(report()).keys()
+    unequal = UnequalWeightsError("the weights are not equal\nparameters (flax <-> torch):\n  a  <->  b")
+    assert verdict.unequal_weights_facts(unequal, "function", {}).keys() == report().facts().keys()
 
 
 def test_an_operation_that_was_not_found_in_one_framework_is_null() -> None:
-    origin = verdict.facts(report(origin=Origin(None, PLACE)))["origin"]
+    origin = report(origin=Origin(None, PLACE)).facts()["origin"]
     assert origin["flax"] is None and origin["torch"]["line"] == 3
 
 
@@ -260,9 +261,8 @@ def test_parity_json_replaces_the_file_of_an_earlier_run(verdicts: Any) -> None:
 
 def test_the_page_lists_the_fields_that_the_plugin_adds(verdicts: Any) -> None:
     [found] = verdicts("-k", "pair").values()
-    assert {name.removesuffix("[]") for name in documented("field of pytest")} == found.keys() - verdict.facts(
-        report()
-    ).keys()
+    of_pytest = {name.removesuffix("[]") for name in documented("field of pytest")}
+    assert of_pytest == found.keys() - report().facts().keys()
 
 
 def test_parity_json_has_the_changes_from_the_golden_file(verdicts: Any, pytester: pytest.Pytester) -> None:

@@ -143,6 +143,8 @@ def test_the_config_of_a_bare_file_can_be_given(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "bare.pth")
     with pytest.raises(InputError, match="--teacher-set"):
         load_teacher(Recipe(teacher=str(tmp_path / "bare.pth")), "classes", DIGITS, 3)
+    with pytest.raises(InputError, match="loaded, --teacher-set num_head is not a field of the config"):
+        load_teacher(Recipe(teacher=str(tmp_path / "bare.pth"), teacher_set=("num_head=2",)), "classes", DIGITS, 3)
     recipe = Recipe(teacher=str(tmp_path / "bare.pth"), teacher_set=("num_heads=2", "image_size=(12,16)"))
     teacher = load_teacher(recipe, "classes", DIGITS, 3)
     assert teacher is not None and teacher.checkpoint.config.num_heads == 2

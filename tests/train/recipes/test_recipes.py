@@ -201,6 +201,7 @@ INVALID = {
     "--lr 1e-3": "did you mean '--optimizer.lr'?",
     "--optimizer.name adamww": "lion, adafactor, muon; did you mean 'adamw'?",
     "--model.changes num_classes=3 --plan 8x80GiB": "num_classes, which follows from the data and the task: leave it out",
+    "--model.changes depht=3 --plan 8x80GiB": "--model.changes depht is not a field of the config; did you mean 'depth'?",
     "--init-set num_heads=3": "--init-set needs --init",
     "--teacher x --distillation-temperature 7": "--distillation-temperature is for --distillation soft: give both",
     "--distillation soft": "--distillation needs --teacher WEIGHTS: give both, or leave it out",
@@ -262,6 +263,13 @@ def test_model_changes_are_added_to_those_of_the_recipe() -> None:
     assert own and more.changes == (*own, "depth=2", "norms.eps=1e-5")
     config = model_config(more, num_outputs=10, in_channels=3, size=(32, 32))
     assert (config.depth, config.norms.eps, config.tokens.class_token) == (2, 1e-5, False)
+
+
+def test_model_changes_are_written_like_other_config_overrides() -> None:
+    changes = ("attention.qk_norm=true", "patch_size=8x4", "eps=1e-5", "norm_order=post")
+    config = model_config(Model(name="vit_ti16", changes=changes), num_outputs=10, in_channels=3, size=(32, 32))
+    assert config.attention.qk_norm and config.patch_size == (8, 4)
+    assert (config.norms.eps, config.norms.order) == (1e-5, "post")
 
 
 def test_with_init_only_the_regularisation_of_a_recipes_model_changes_applies() -> None:
@@ -347,8 +355,8 @@ def test_changes_reach_every_field_of_the_config() -> None:
         (Model(name="vit_s17"), "did you mean 'vit_s16'"),
         (Model(changes=("widht=3",)), "did you mean 'width'"),
         (Model(changes=("norms.epsilon=3",)), "norms.epsilon"),
-        (Model(changes=("nrms.eps=3",)), "did you mean 'norms'"),
-        (Model(changes=("depth",)), "write FIELD=VALUE"),
+        (Model(changes=("nrms.eps=3",)), "did you mean 'norms.eps'"),
+        (Model(changes=("depth",)), "--model.changes 'depth' sets nothing: write it as norms.eps=1e-5"),
         (Model(image_size=(30, 30)), "not a multiple of the patch"),
     ],
 )

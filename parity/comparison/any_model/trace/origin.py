@@ -78,6 +78,18 @@ class Origin:
         by = f" by {self.difference:.1e}" if self.difference else ""
         return f"{where}: the same values enter, and the results differ{by}"
 
+    def facts(self) -> dict[str, Any]:
+        """Return the operations where the models first differ, for JSON; null for a framework in which none was found."""
+        names = ("module", "operation", "file", "line", "function")
+        places = {side: getattr(self, side) for side in ("flax", "torch")}
+        sides = {
+            side: None
+            if place is None
+            else {**{name: getattr(place, name) for name in names}, "caller": str(place.caller or "")}
+            for side, place in places.items()
+        }
+        return {"kind": self.kind, "difference": self.difference, **sides}
+
 
 def find_origin(flax: Graph, torch: Graph) -> Origin | None:
     """Return the origin of the difference between the outputs of two graphs; None if no value differs."""
