@@ -380,7 +380,7 @@ def check_images(images: Array, config: ViTConfig) -> None:
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise InputError(
             f"images are {images.dtype}: expected floating-point numbers; normalize them first, "
-            "(images / 255 - config.pixels.mean) / config.pixels.std"
+            "vit_jax.normalize(images, config.pixels)"
         )
 
 

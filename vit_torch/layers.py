@@ -281,7 +281,7 @@ def check_images(images: Tensor, config: ViTConfig) -> None:
     if not images.is_floating_point():
         raise InputError(
             f"images are {images.dtype}: expected floating-point numbers; normalize them first, "
-            "(images / 255 - config.pixels.mean) / config.pixels.std"
+            "vit_torch.normalize(images, config.pixels)"
         )
 
 
