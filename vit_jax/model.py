@@ -212,9 +212,9 @@ class AttentionPool(ViTModule):
 class ViT(ViTModule):
     """A Vision Transformer: images (B, H, W, C) -> logits (B, num_classes), or the features of `config.head`.
 
-    Images are floating-point, normalized by `config.pixels`, of any size that is a multiple of the patch size.  Logits have
-    the dtype of the activations.  `train=True` enables the dropout of `config.regularisation`; it needs a key, as the
-    argument `key` or as `rngs={"dropout": key}`.  `vit_spec.noise` defines the random numbers that follow from `key`.
+    Images are floating-point, normalized by `config.pixels` (see `normalize`), of any size that `config.grid_of` accepts.
+    Logits have the dtype of the activations.  `train=True` enables the dropout of `config.regularisation`; it needs a key,
+    as the argument `key` or as `rngs={"dropout": key}`.  `vit_spec.noise` defines the random numbers that follow from it.
     `both_heads=True` returns the logits of both heads of a distilled model, (B, 2, num_classes), instead of their mean.
 
     Raises:

@@ -46,7 +46,7 @@ class Row:
 
 @lru_cache(maxsize=128)
 def rows(config: ViTConfig) -> dict[str, Row]:
-    """Return all parameters of the model by name, in the order in which the forward pass uses them."""
+    """Return all parameters of the model by name, in the order in which the forward pass of a pre-norm model uses them."""
     by_name: dict[str, Row] = {}
     for name, axes, law, decays in _rows(config):
         axis_names = tuple(axes.split())

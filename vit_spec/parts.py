@@ -56,7 +56,7 @@ class Tokens:
     crop: bool = False
 
     def check(self) -> None:
-        """Raise InputError for a negative number of registers, distillation without a class token, or a bad init."""
+        """Raise InputError for options that cannot be combined, a negative number of registers, or a bad init."""
         require(not (self.pad and self.crop), "tokens.pad and tokens.crop cannot be combined: set one of them to False")
         require(self.registers >= 0, f"tokens.registers is {self.registers}: give 0 or more")
         require(

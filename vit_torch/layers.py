@@ -27,7 +27,7 @@ Tables = tuple[np.ndarray, ...]
 
 
 class ViTModule(nn.Module):
-    """Base class of the twin's modules: it has the config.
+    """Base class of the modules that read the config in the forward pass or have intermediates.
 
     Attributes:
         config: the config of the model.
@@ -238,7 +238,10 @@ def drop_path(module: ViTModule, x: Tensor, rate: Tensor, noise: Noise | None, s
     if not module.training:
         return x
     shape = (x.shape[0], 1, 1)
-    keep = torch.rand(shape, device=x.device) >= rate if noise is None else noise.keeps(site, shape, noise.drop_path)
+    if noise is None:
+        keep = torch.rand(shape, device=x.device) >= rate
+    else:
+        keep = noise.keeps(site, shape, noise.drop_path_threshold)
     mask = module.intermediate("drop_path", keep.to(x.dtype))
     return torch.where(mask > 0, x.to(rate.dtype) / (1 - rate), 0).to(x.dtype)
 

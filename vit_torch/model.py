@@ -213,10 +213,10 @@ class AttentionPool(ViTModule):
 class ViT(ViTModule):
     """A Vision Transformer: images (B, C, H, W) -> logits (B, num_classes), or the features of `config.head`.
 
-    Images are floating-point, normalized by `config.pixels`, of any size that is a multiple of the patch size.  Logits have
-    the dtype of the activations.  `train()` enables the dropout of `config.regularisation`, with the random numbers of
-    PyTorch's generator, or with those that `vit_spec.noise` defines for a `Key`, as in `vit_jax`.  `both_heads=True`
-    returns the logits of both heads of a distilled model, (B, 2, num_classes), instead of their mean.
+    Images are floating-point, normalized by `config.pixels` (see `normalize`), of any size that `config.grid_of` accepts.
+    Logits have the dtype of the activations.  `train()` enables the dropout of `config.regularisation`, with the random
+    numbers of PyTorch's generator, or with those that `vit_spec.noise` defines for a `Key`, as in `vit_jax`.
+    `both_heads=True` returns the logits of both heads of a distilled model, (B, 2, num_classes), instead of their mean.
 
     Raises:
         vit_spec.InputError: the images have a wrong shape, number of channels, size or dtype; or `both_heads` is given for

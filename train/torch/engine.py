@@ -39,8 +39,8 @@ class State(NamedTuple):
     """The training state: everything that a step changes, besides the weights in the model and the optimizer's moments.
 
     ema: the exponential moving average of the weights, by name; None without one.
-    step: number of steps done.
     sound: False after a step that was not finite has stopped the run; a scalar on the device.
+    step: number of steps done.
     """
 
     ema: dict[str, Tensor] | None

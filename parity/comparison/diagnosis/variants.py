@@ -11,7 +11,7 @@ from typing import Any
 
 from parity.comparison.diagnosis.patches import Patch, intercept, patch_intermediate, require
 
-Forward = Callable[[Any, Any, Any], Any]  # (block, tokens (B, T, width), rotary tables) -> tokens
+Forward = Callable[[Any, Any, Any], Any]  # (block, tokens (B, T, width), rotary tables and bias) -> tokens
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
