@@ -25,7 +25,7 @@ from vit_spec.noise import Site, drop_threshold
 from vit_spec.positions import rotary_frequencies
 
 Shape = tuple[int, ...]
-Tables = tuple[np.ndarray, ...]
+ConstantTables = tuple[np.ndarray, ...]
 
 
 def _wide(operation: Callable[[Array, Array], Array], x: Array, parameter: Array) -> Array:
@@ -66,9 +66,10 @@ class ViTModule(nn.Module):
         """Record a value that the forward pass does not use further."""
         self.sow("intermediates", name, value)
 
-    def constants(self, make: Callable[..., Tables], grid: tuple[int, int], x: Array) -> tuple[Array, ...]:
-        """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32."""
-        return tuple(jnp.asarray(table, at_least_float32(x)) for table in make(self.config, grid))
+    def constants(self, make: Callable[..., ConstantTables], grid: tuple[int, int], x: Array) -> tuple[Array, ...]:
+        """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32; indices are integers."""
+        dtype = at_least_float32(x)
+        return tuple(jnp.asarray(table, dtype if table.dtype.kind == "f" else int) for table in make(self.config, grid))
 
 
 class Linear(ViTModule):

@@ -1,15 +1,18 @@
 """Position tables: sinusoids that are added to the tokens, cosines and sines of rotary embeddings, relative positions.
 
-Every table is float64 and row-major: row y * gw + x is the patch in row y and column x of a grid (gh, gw).  Tables are
-cached, and therefore read-only.
+Every table is row-major: row y * gw + x is the patch in row y and column x of a grid (gh, gw).  Tables are float64, indices
+int64.  They are cached, and therefore read-only.
 """
 
 from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
+Index = NDArray[np.int64]
+AnyTable = TypeVar("AnyTable", bound=NDArray[Any])
 
 TABLES = (
     "sincos_1d",
@@ -194,8 +197,8 @@ def relative_offsets(grid: tuple[int, int]) -> Table:
 
 
 @cache
-def relative_index(grid: tuple[int, int], prefix: int) -> Table:
-    """Return the row of a table of relative positions for each query and each key, (T, T), T = prefix + gh * gw.
+def relative_index(grid: tuple[int, int], prefix: int) -> Index:
+    """Return the row of a table of relative positions for each query and each key, (T, T) int64, T = prefix + gh * gw.
 
     Two patches have the row of their offset (dy, dx) = query - key, as in `relative_offsets`.  Three rows follow: for the
     query of a prefix token with the key of a patch, for the query of a patch with the key of a prefix token, and for two
@@ -206,7 +209,7 @@ def relative_index(grid: tuple[int, int], prefix: int) -> Table:
     gh, gw = grid
     y, x = np.indices(grid).reshape(2, -1)
     patches = (y[:, None] - y + gh - 1) * (2 * gw - 1) + (x[:, None] - x + gw - 1)
-    index = np.pad(patches, (prefix, 0)).astype(np.float64)
+    index = np.pad(patches, (prefix, 0)).astype(np.int64)
     count = (2 * gh - 1) * (2 * gw - 1)
     index[:prefix], index[prefix:, :prefix], index[:prefix, :prefix] = count, count + 1, count + 2
     return _read_only(index)
@@ -224,6 +227,6 @@ def _cos_sin(angle: Table, prefix: int) -> tuple[Table, Table]:
     return _read_only(np.cos(angle)), _read_only(np.sin(angle))
 
 
-def _read_only(table: Table) -> Table:
+def _read_only(table: AnyTable) -> AnyTable:
     table.flags.writeable = False  # the cache returns the same array to every caller
     return table

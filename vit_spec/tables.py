@@ -1,7 +1,7 @@
 """Constant tables of a config for a grid of patches: positions of all kinds and resampling matrices.
 
-Both twins use these float64 arrays, so that they cannot differ in a sine or a resize kernel.  Each function returns a
-tuple of arrays.
+Both twins use these arrays, so that they cannot differ in a sine or a resize kernel.  Tables are float64, indices int64.
+Each function returns a tuple of arrays.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ def rotary_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Tabl
     return first[None, :, None], second[None, :, None]
 
 
-def relative_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:
+def relative_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, positions.Index]:
     """Return the logarithms of all offsets between patches, (offsets, 2), and the index of each pair of tokens, (T, T)."""
     return positions.relative_offsets(grid), positions.relative_index(grid, config.num_prefix)
 

@@ -23,7 +23,7 @@ from vit_torch.linear import OPERATIONS, linear
 from vit_torch.noise import Noise, signed_threshold
 
 Shape = tuple[int, ...]
-Tables = tuple[np.ndarray, ...]
+ConstantTables = tuple[np.ndarray, ...]
 
 
 class ViTModule(nn.Module):
@@ -52,15 +52,19 @@ class ViTModule(nn.Module):
         if self.on_intermediate is not None:
             self.on_intermediate(name, value)
 
-    def constants(self, make: Callable[..., Tables], grid: tuple[int, int], x: Tensor) -> tuple[Tensor, ...]:
-        """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32, on x's device."""
+    def constants(self, make: Callable[..., ConstantTables], grid: tuple[int, int], x: Tensor) -> tuple[Tensor, ...]:
+        """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32, on x's device.
+
+        Indices are integers.
+        """
         return self._constants(make, grid, at_least_float32(x), x.device)
 
     def _constants(
-        self, make: Callable[..., Tables], grid: tuple[int, int], dtype: torch.dtype, device: torch.device
+        self, make: Callable[..., ConstantTables], grid: tuple[int, int], dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        tables = (torch.tensor(table, dtype=dtype) for table in make(self.config, grid))
-        return tuple(table.to(device, non_blocking=True) for table in tables)
+        tables = make(self.config, grid)
+        tensors = (torch.tensor(table, dtype=dtype if table.dtype.kind == "f" else torch.int64) for table in tables)
+        return tuple(tensor.to(device, non_blocking=True) for tensor in tensors)
 
     # torch.compile must not trace numpy.  `torch.compiler.assume_constant_result` sets the same attribute, but imports the
     # compiler, which doubles the time to import PyTorch.

@@ -37,8 +37,13 @@ from vit_torch.layers import (
 from vit_torch.noise import Key, Noise, make_noise
 
 
-class Tables(NamedTuple):
-    """Values that all blocks share, or None: cosines and sines of rotary embeddings, and a bias of the scores."""
+class AttentionTables(NamedTuple):
+    """Values that the attention of all blocks shares, each of them optional.
+
+    Attributes:
+        rotary: cosines and sines of rotary embeddings; columns and rows for "mixed", whose blocks differ in frequencies.
+        bias: a bias of the scores, (H, T, T).
+    """
 
     rotary: tuple[Tensor, ...] | None
     bias: Tensor | None
@@ -77,7 +82,7 @@ class RelativeBias(ViTModule):
         if self.fc1 is not None and self.fc2 is not None:
             table = self.fc2(F.relu(self.fc1(offsets)))  # (offsets, H)
             table = F.pad(table, (0, 0, 0, self.config.num_offsets - len(table)))  # no bias for prefix tokens
-        bias = table[index.long()]  # (T, T, H)
+        bias = table[index]  # (T, T, H)
         return bias.permute(2, 0, 1).to(x.dtype)
 
 
@@ -100,7 +105,7 @@ class Attention(ViTModule):
         self.norm = Norm(config, (heads, dim)) if options.out_norm else None
         self.proj = Linear((heads, dim), (width,), options.proj_bias) if options.proj else None
 
-    def forward(self, x: Tensor, tables: Tables, noise: Noise | None = None) -> Tensor:
+    def forward(self, x: Tensor, tables: AttentionTables, noise: Noise | None = None) -> Tensor:
         config = self.config
         qkv = self.qkv(x)  # (B, T, 3, H, D)
         if self.q_bias is not None and self.v_bias is not None:
@@ -161,7 +166,7 @@ class Block(ViTModule):
         scaled = norms.layer_scale is not None and norms.mlp_layer_scale and not parallel
         self.ls2 = LayerScale(config) if scaled else None
 
-    def forward(self, x: Tensor, rate: Tensor, tables: Tables, noise: Noise | None = None) -> Tensor:
+    def forward(self, x: Tensor, rate: Tensor, tables: AttentionTables, noise: Noise | None = None) -> Tensor:
         order = self.config.norms.order
         norm2 = self.norm2 if self.norm2 is not None else self.norm1
         if order == "parallel":
@@ -262,7 +267,7 @@ class ViT(ViTModule):
             return None, [None] * self.config.depth, None
         return make_noise(self.config, key)
 
-    def embed(self, images: Tensor, noise: Noise | None = None) -> tuple[Tensor, Tables]:
+    def embed(self, images: Tensor, noise: Noise | None = None) -> tuple[Tensor, AttentionTables]:
         """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share."""
         config, rates = self.config, self.config.regularisation
         grid = config.grid_of(images.shape[2], images.shape[3])
@@ -285,7 +290,7 @@ class ViT(ViTModule):
         bias = self.rel_pos(x) if self.rel_pos is not None else None  # (H, T, T)
         x = self.norm_pre(x) if self.norm_pre is not None else x
         x = self.intermediate("embed", x)
-        return x, Tables(rotary, bias)
+        return x, AttentionTables(rotary, bias)
 
     def positions(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Return the position table of x's tokens on this grid, (1, T, width); prefix tokens without a row get zeros."""
@@ -307,7 +312,7 @@ class ViT(ViTModule):
         gap = torch.zeros(1, config.num_prefix - covered, config.width, dtype=table.dtype, device=table.device)
         return torch.cat([head, gap, body], dim=1).to(x.dtype)
 
-    def encode(self, x: Tensor, tables: Tables, noise: Sequence[Noise | None]) -> Tensor:
+    def encode(self, x: Tensor, tables: AttentionTables, noise: Sequence[Noise | None]) -> Tensor:
         """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
         # Rates are a tensor.  As numbers, torch.compile would compile a block for each rate, and could recompute a block as
         # another graph.  linspace makes the tensor on the device, where a copy of a list would have to wait.

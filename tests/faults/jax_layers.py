@@ -175,8 +175,8 @@ FAULTS = [
     ),
     _fault(
         name="cosines and sines through float32",
-        old="jnp.asarray(table, at_least_float32(x)) for",
-        new="jnp.asarray(table, jnp.float32).astype(at_least_float32(x)) for",
+        old='jnp.asarray(table, dtype if table.dtype.kind == "f" else int) for',
+        new="jnp.asarray(table, jnp.float32).astype(dtype) for",
         model="dinov3_s16",
         part="cosines",
     ),
