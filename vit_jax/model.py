@@ -134,7 +134,7 @@ class Mlp(ViTModule):
 
     def setup(self) -> None:
         config, execution = self.config, self.execution
-        hidden = (2, config.mlp_dim) if config.mlp.activation == "swiglu" else (config.mlp_dim,)
+        hidden = (2, config.mlp_dim) if config.mlp.is_gated else (config.mlp_dim,)
         self.fc1 = Linear(config, execution, (config.width,), hidden, config.mlp.bias)
         self.norm = Norm(config, execution, (config.mlp_dim,)) if config.mlp.norm else None
         self.fc2 = Linear(config, execution, (config.mlp_dim,), (config.width,), config.mlp.bias)
@@ -155,15 +155,13 @@ class Block(ViTModule):
 
     def setup(self) -> None:
         config, execution = self.config, self.execution
-        norms = config.norms
-        width, parallel = (config.width,), norms.order == "parallel"
+        norms, width = config.norms, (config.width,)
         self.norm1 = Norm(config, execution, width)
         self.attn = Attention(config, execution)
         self.ls1 = LayerScale(config, execution) if norms.layer_scale is not None else None
-        self.norm2 = Norm(config, execution, width) if not norms.shared_norm and not parallel else None
+        self.norm2 = Norm(config, execution, width) if norms.has_second else None
         self.mlp = Mlp(config, execution)
-        scaled = norms.layer_scale is not None and norms.mlp_layer_scale and not parallel
-        self.ls2 = LayerScale(config, execution) if scaled else None
+        self.ls2 = LayerScale(config, execution) if norms.has_second_scale else None
 
     def __call__(self, x: Array, noise: Noise | None, tables: AttentionTables) -> tuple[Array, None]:
         order = self.config.norms.order

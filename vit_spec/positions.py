@@ -20,6 +20,7 @@ TABLES = (
     "sincos_2d_mae",
     "sincos_2d_timm",
 )  # names of the tables that can be added to tokens
+SCALED_ROTARY = ("eva", "rope_vit")  # rotary embeddings of `rotary_rows_columns`, with a start and a reference grid
 
 
 @cache

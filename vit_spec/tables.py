@@ -36,7 +36,7 @@ def rotary_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Tabl
     p = config.positions
     if p.rotary == "mixed":
         first, second = (table[:, None] for table in positions.grid_coordinates(grid, config.num_prefix))
-    elif p.rotary in ("eva", "rope_vit"):
+    elif p.rotary in positions.SCALED_ROTARY:
         arguments = p.rotary_base, p.rotary_start, p.rotary_grid, p.rotary == "rope_vit"
         first, second = positions.rotary_rows_columns(grid, config.head_dim, config.num_prefix, *arguments)
     else:

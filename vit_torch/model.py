@@ -135,7 +135,7 @@ class Mlp(ViTModule):
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
-        hidden = (2, config.mlp_dim) if config.mlp.activation == "swiglu" else (config.mlp_dim,)
+        hidden = (2, config.mlp_dim) if config.mlp.is_gated else (config.mlp_dim,)
         self.fc1 = Linear((config.width,), hidden, config.mlp.bias)
         self.norm = Norm(config, (config.mlp_dim,)) if config.mlp.norm else None
         self.fc2 = Linear((config.mlp_dim,), (config.width,), config.mlp.bias)
@@ -156,15 +156,13 @@ class Block(ViTModule):
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
-        norms = config.norms
-        width, parallel = (config.width,), norms.order == "parallel"
+        norms, width = config.norms, (config.width,)
         self.norm1 = Norm(config, width)
         self.attn = Attention(config, execution)
         self.ls1 = LayerScale(config) if norms.layer_scale is not None else None
-        self.norm2 = Norm(config, width) if not norms.shared_norm and not parallel else None
+        self.norm2 = Norm(config, width) if norms.has_second else None
         self.mlp = Mlp(config, execution)
-        scaled = norms.layer_scale is not None and norms.mlp_layer_scale and not parallel
-        self.ls2 = LayerScale(config) if scaled else None
+        self.ls2 = LayerScale(config) if norms.has_second_scale else None
 
     def forward(self, x: Tensor, rate: Tensor, tables: AttentionTables, noise: Noise | None = None) -> Tensor:
         order = self.config.norms.order
