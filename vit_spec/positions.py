@@ -69,6 +69,12 @@ def sincos_2d(grid: tuple[int, int], width: int, order: str) -> Table:
     return _read_only(np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1))
 
 
+def patch_coordinates(grid: tuple[int, int]) -> tuple[Table, Table]:
+    """Return the row y and the column x of every patch, counted from 0, each (gh * gw,)."""
+    y, x = np.indices(grid).reshape(2, -1).astype(np.float64)
+    return y, x
+
+
 @cache
 def rotary_axial(grid: tuple[int, int], head_dim: int, prefix: int, base: float) -> tuple[Table, Table]:
     """Return cos and sin of axial rotary embeddings, of columns and of rows, each (prefix + gh * gw, head_dim).
@@ -89,11 +95,19 @@ def rotary_axial(grid: tuple[int, int], head_dim: int, prefix: int, base: float)
     Raises:
         ValueError: head_dim is not a multiple of 4.
     """
+    y, x = patch_coordinates(grid)
+    return _cos_sin(axial_angles(y, x, head_dim, base), prefix)
+
+
+def axial_angles(y: Table, x: Table, head_dim: int, base: float) -> Table:
+    """Return the angles of `rotary_axial` at rows y and columns x, (n, head_dim).
+
+    Rows and columns, (n,), count from 0 here; fractions are allowed.
+    """
     _check_head_dim(head_dim)
     d = head_dim // 2
     theta = np.repeat(base ** (-2 * np.arange(1, d // 2 + 1) / d), 2)
-    y, x = (np.outer(position, theta) for position in np.indices(grid).reshape(2, -1) + 1)
-    return _cos_sin(np.concatenate([x, y], axis=1), prefix)
+    return np.concatenate([np.outer(x + 1, theta), np.outer(y + 1, theta)], axis=1)
 
 
 @cache
@@ -124,20 +138,38 @@ def rotary_rows_columns(
     Raises:
         ValueError: head_dim is not a multiple of 4.
     """
+    y, x = patch_coordinates(grid)
+    return _cos_sin(rows_columns_angles(y, x, grid, head_dim, base, start, reference, columns_first), prefix)
+
+
+def rows_columns_angles(
+    y: Table,
+    x: Table,
+    grid: tuple[int, int],
+    head_dim: int,
+    base: float,
+    start: float,
+    reference: tuple[int, int] | None,
+    columns_first: bool,
+) -> Table:
+    """Return the angles of `rotary_rows_columns` at rows y and columns x, (n, head_dim).
+
+    Rows and columns, (n,), count from 0; fractions are allowed.
+    """
     _check_head_dim(head_dim)
     d = head_dim // 2
     theta = np.repeat(base ** (-2 * np.arange(d // 2) / d), 2)
-    coordinates = np.indices(grid).reshape(2, -1) + start
+    y, x = y + start, x + start
     if reference is not None:
-        coordinates = coordinates / np.array(grid)[:, None] * np.array(reference)[:, None]
-    y, x = (np.outer(position, theta) for position in coordinates)
-    return _cos_sin(np.concatenate([x, y] if columns_first else [y, x], axis=1), prefix)
+        y, x = y / grid[0] * reference[0], x / grid[1] * reference[1]
+    rows, columns = np.outer(y, theta), np.outer(x, theta)
+    return np.concatenate([columns, rows] if columns_first else [rows, columns], axis=1)
 
 
 @cache
 def grid_coordinates(grid: tuple[int, int], prefix: int) -> tuple[Table, Table]:
     """Return the columns x and the rows y of all tokens, each (prefix + gh * gw); both are 0 for prefix tokens."""
-    y, x = (np.pad(coordinate.astype(np.float64), (prefix, 0)) for coordinate in np.indices(grid).reshape(2, -1))
+    y, x = (np.pad(coordinate, (prefix, 0)) for coordinate in patch_coordinates(grid))
     return _read_only(x), _read_only(y)
 
 
@@ -177,12 +209,21 @@ def rotary_dinov3(grid: tuple[int, int], head_dim: int, prefix: int, base: float
     Raises:
         ValueError: head_dim is not a multiple of 4.
     """
+    y, x = patch_coordinates(grid)
+    return _cos_sin(dinov3_angles(y, x, grid, head_dim, base), prefix)
+
+
+def dinov3_angles(y: Table, x: Table, grid: tuple[int, int], head_dim: int, base: float) -> Table:
+    """Return the angles of `rotary_dinov3` at rows y and columns x, (n, head_dim).
+
+    Rows and columns, (n,), count from 0; fractions are allowed.
+    """
     _check_head_dim(head_dim)
     d = head_dim // 2
     period = base ** (2 * np.arange(d // 2) / d)
-    centers = 2 * (np.indices(grid).reshape(2, -1) + 0.5) / np.array(grid)[:, None] - 1
-    y, x = (np.outer(position, 2 * np.pi / period) for position in centers)
-    return _cos_sin(np.concatenate([y, x, y, x], axis=1), prefix)
+    y, x = 2 * (y + 0.5) / grid[0] - 1, 2 * (x + 0.5) / grid[1] - 1
+    rows, columns = np.outer(y, 2 * np.pi / period), np.outer(x, 2 * np.pi / period)
+    return np.concatenate([rows, columns, rows, columns], axis=1)
 
 
 @cache
