@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vit_spec import InputError, ViTConfig, position_table, relative_tables, resampling_matrices, rotary_tables
 from vit_spec.noise import Site
 from vit_torch.execution import Execution
+from vit_torch.initialisation import initialise
 from vit_torch.layers import (
     LayerScale,
     Linear,
@@ -29,7 +30,6 @@ from vit_torch.layers import (
     check_images,
     drop_path,
     dropout,
-    initialise,
     mix_rotary,
     run_block,
     sample_kept_tokens,

@@ -115,8 +115,8 @@ FAULTS = [
     ),
     _fault(
         name="scale of the width, not of a head",
-        old="kind, d = module.execution.attention, q.shape[-1]",
-        new="scale, kind, d = module.config.width**-0.5, module.execution.attention, q.shape[-1]",
+        old="    if _uses_cudnn(",
+        new="    scale = module.config.width**-0.5\n    if _uses_cudnn(",
         part=r"blocks\.0\.attn: scores",
         cause=r"score scale is (width|\(heads \* head_dim\)) \*\* -0\.5",
     ),
