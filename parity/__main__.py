@@ -1,6 +1,6 @@
 """The command line: python -m parity convert | inspect | check | diagnose | assert | golden | formats | models.
 
-Exit codes: 0 success, or the check passed; 1 the check failed; 2 invalid input; 130 interrupted.
+Exit codes: 0 success, or the check passed; 1 the check failed; 2 invalid input; 130 interrupted; 143 ended by SIGTERM.
 """
 
 import argparse

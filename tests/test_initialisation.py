@@ -144,6 +144,6 @@ def test_a_twin_inside_another_module_is_initialized_the_same_way() -> None:
 def test_an_unknown_distribution_is_refused(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = vit_spec.get("vit_ti16", depth=1, num_classes=3)
     unknown = {name: replace(row, law=Law("cauchy", (1.0,))) for name, row in rows(config).items()}
-    monkeypatch.setattr(f"vit_{twin}.layers.rows", lambda config: unknown)
+    monkeypatch.setattr(f"vit_{twin}.initialisation.rows", lambda config: unknown)
     with pytest.raises(ValueError, match="unknown distribution 'cauchy'"):
         PARAMETERS[twin](config)

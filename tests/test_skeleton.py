@@ -207,7 +207,7 @@ def test_each_method_reads_the_same_options_and_tests_the_same_conditions(cls: s
         ("return x + v.flatten(2) if config.attention.value_skip else x", "return x"),
         ("options.proj_bias", "options.qkv_bias"),
         ('y = norm2(y) if order == "res_post" else y', 'y = norm2(y) if order == "post" else y'),
-        ("norms.mlp_layer_scale and not parallel", "norms.mlp_layer_scale"),
+        ("norms.has_second_scale", "norms.has_second"),
         ("(width,)) if norms.before_blocks else None", "(width,))"),
         ("0 if self.config.head.pool_prefix else self.config.num_prefix", "self.config.num_prefix"),
     ],

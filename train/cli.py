@@ -37,7 +37,6 @@ DIGITS = DataInfo(images=1438, channels=1, size=(8, 8))  # the default data set
 
 def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -> int:
     """Run `python -m MODULE ARGUMENTS` and return its exit status: that of `fit`, which trains, or 2 for bad input."""
-
     arguments = [_hyphenated(argument) for argument in arguments]
 
     def run() -> int:

@@ -133,7 +133,7 @@ def with_teacher(estimate_memory: Estimator, teacher: ViTConfig) -> Estimator:
     def estimate(config: ViTConfig, recipe: Recipe, sizes: AxisSizes) -> MemoryEstimate:
         found = estimate_memory(config, recipe, sizes)
         step = Step.of(teacher, recipe, sizes, 4)
-        hidden = teacher.mlp_dim * (2 if teacher.mlp.activation == "swiglu" else 1)
+        hidden = teacher.mlp_dim * (2 if teacher.mlp.is_gated else 1)
         held = (teacher.num_prefix + step.patches) * (5 * teacher.width + 2 * hidden)
         memory = 4 * count(teacher) + step.images * (step.compute_bytes * held + 2 * 4 * step.image_bytes)
         forward = recipe.batch_size * sizes["tensor"] * flops(teacher)

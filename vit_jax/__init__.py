@@ -6,6 +6,7 @@ from vit_jax.api import attention_maps, compile_forward, init, intermediates, lo
 from vit_jax.compilation import compiler_options
 from vit_jax.execution import Execution
 from vit_jax.model import ViT
+from vit_jax.pixels import normalize
 
 if TYPE_CHECKING:
     from vit_jax.nnx_module import nnx
@@ -20,6 +21,7 @@ __all__ = [
     "intermediates",
     "load",
     "nnx",
+    "normalize",
     "unstacked",
 ]
 

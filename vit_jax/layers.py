@@ -17,15 +17,13 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax import compilation
 from vit_jax.compilation import MEAN, gradient_separately, is_on_gpu, recompute_in_backward, separately
 from vit_jax.execution import Execution
+from vit_jax.initialisation import Shape, draw_parameter
 from vit_jax.noise import Noise
 from vit_jax.normal_cdf import normal_cdf
-from vit_spec import InputError, Law, Row, ViTConfig, position_table, rows
-from vit_spec.initialisation import TRUNCATED_STD
+from vit_spec import InputError, ViTConfig
 from vit_spec.noise import Site, drop_threshold
-from vit_spec.positions import rotary_frequencies
 
-Shape = tuple[int, ...]
-Tables = tuple[np.ndarray, ...]
+ConstantTables = tuple[np.ndarray, ...]
 
 
 def _wide(operation: Callable[[Array, Array], Array], x: Array, parameter: Array) -> Array:
@@ -66,9 +64,10 @@ class ViTModule(nn.Module):
         """Record a value that the forward pass does not use further."""
         self.sow("intermediates", name, value)
 
-    def constants(self, make: Callable[..., Tables], grid: tuple[int, int], x: Array) -> tuple[Array, ...]:
-        """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32."""
-        return tuple(jnp.asarray(table, at_least_float32(x)) for table in make(self.config, grid))
+    def constants(self, make: Callable[..., ConstantTables], grid: tuple[int, int], x: Array) -> tuple[Array, ...]:
+        """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32; indices are integers."""
+        dtype = at_least_float32(x)
+        return tuple(jnp.asarray(table, dtype if table.dtype.kind == "f" else int) for table in make(self.config, grid))
 
 
 class Linear(ViTModule):
@@ -239,18 +238,7 @@ def attention(
     Raises:
         InputError: the fused kernel is requested together with attention dropout or a bias of the scores.
     """
-    kind, d = module.execution.attention, q.shape[-1]
-    drops = rate > 0 and noise is not None
-    if kind == "cudnn" and drops:
-        raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
-    if kind == "cudnn" and bias is not None:
-        raise InputError('attention="cudnn" has no relative positions: run with attention="auto"')
-    is_half = q.dtype in (jnp.bfloat16, jnp.float16)
-    is_plain = bias is None and not drops
-    device = compilation.default_device()
-    is_supported = is_half and d % 8 == 0 and d <= 128 and is_plain and supports_cudnn_attention(device)
-    is_self_attention = q.shape[1] == k.shape[1]  # jax refuses the gradient for the single query of attention pooling
-    if is_self_attention and (kind == "cudnn" or (kind == "auto" and is_supported)):
+    if _uses_cudnn(module.execution, q, k, drops=rate > 0 and noise is not None, has_bias=bias is not None):
         return _cudnn_attention(q, k, v, scale)
     # Heads come before tokens, and the softmax divides after the second product, which has fewer entries: on CPU this is
     # several times faster than jax.nn.dot_product_attention (benchmarks/attention.py).
@@ -271,6 +259,31 @@ def attention(
     )
     x = weigh_values(weights, v) / total  # (B, H, T, D)
     return jnp.swapaxes(x.astype(v.dtype), 1, 2)
+
+
+def _uses_cudnn(execution: Execution, q: Array, k: Array, *, drops: bool, has_bias: bool) -> bool:
+    """Return whether cuDNN's fused kernel computes the attention of queries q and keys k.
+
+    Args:
+        execution: the execution options of the model.
+        q: queries, (B, T, H, D).
+        k: keys, (B, S, H, D).
+        drops: whether there is dropout of the attention weights.
+        has_bias: whether there is a bias of the scores.
+
+    Raises:
+        InputError: as for `attention`.
+    """
+    kind, d = execution.attention, q.shape[-1]
+    if kind == "cudnn" and drops:
+        raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
+    if kind == "cudnn" and has_bias:
+        raise InputError('attention="cudnn" has no relative positions: run with attention="auto"')
+    is_half, is_plain = q.dtype in (jnp.bfloat16, jnp.float16), not drops and not has_bias
+    device = compilation.default_device()
+    is_supported = is_half and d % 8 == 0 and d <= 128 and is_plain and supports_cudnn_attention(device)
+    is_self_attention = q.shape[1] == k.shape[1]  # jax refuses the gradient for the single query of attention pooling
+    return is_self_attention and (kind == "cudnn" or (kind == "auto" and is_supported))
 
 
 def _cudnn_attention(q: Array, k: Array, v: Array, scale: float) -> Array:
@@ -380,42 +393,10 @@ def check_images(images: Array, config: ViTConfig) -> None:
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise InputError(
             f"images are {images.dtype}: expected floating-point numbers; normalize them first, "
-            "(images / 255 - config.pixels.mean) / config.pixels.std"
+            "vit_jax.normalize(images, config.pixels)"
         )
 
 
 def at_least_float32(x: Array) -> Any:
     """Return the dtype for sums and exponentials: that of x, but at least float32."""
     return jnp.promote_types(x.dtype, jnp.float32)
-
-
-def draw_parameter(config: ViTConfig, path: tuple[str, ...], key: Array, shape: Shape) -> Array:
-    """Return initial values of the parameter at this path, float32, from the distribution in its row."""
-    row = _row(config, path)
-    if row.law is None:
-        return jnp.asarray(position_table(config, config.grid)[0], jnp.float32).reshape(shape)
-    return _sample(row.law, key, shape)
-
-
-def _row(config: ViTConfig, path: tuple[str, ...]) -> Row:
-    """Return the row of a parameter; if the ViT is a submodule, its path starts with the names of the outer modules."""
-    leaf = {"kernel": "weight", "scale": "weight"}.get(path[-1], path[-1])
-    names = (".".join((*path[start:-1], leaf)) for start in range(len(path)))
-    return next(rows(config)[name] for name in names if name in rows(config))
-
-
-def _sample(law: Law, key: Array, shape: Shape) -> Array:
-    match law.kind:
-        case "constant":
-            return jnp.full(shape, law.arguments[0], jnp.float32)
-        case "normal":
-            return law.std * jax.random.normal(key, shape, jnp.float32)
-        case "uniform":
-            return jax.random.uniform(key, shape, jnp.float32, *law.arguments)
-        case "rotary":
-            magnitude, angle = (jnp.asarray(each, jnp.float32) for each in rotary_frequencies(shape[2], *law.arguments))
-            angle = angle + jax.random.uniform(key, (shape[1], 1), jnp.float32, 0, 2 * np.pi)
-            return magnitude * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
-        case "trunc_normal":
-            return law.std / TRUNCATED_STD * jax.random.truncated_normal(key, -2, 2, shape, jnp.float32)
-    raise ValueError(f"unknown distribution {law.kind!r}: give a kind of `vit_spec.Law`, or add it to both twins")

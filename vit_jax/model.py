@@ -36,8 +36,13 @@ from vit_spec import InputError, position_table, relative_tables, resampling_mat
 from vit_spec.noise import Site
 
 
-class Tables(NamedTuple):
-    """Values that all blocks share, or None: cosines and sines of rotary embeddings, and a bias of the scores."""
+class AttentionTables(NamedTuple):
+    """Values that the attention of all blocks shares, each of them optional.
+
+    Attributes:
+        rotary: cosines and sines of rotary embeddings; columns and rows for "mixed", whose blocks differ in frequencies.
+        bias: a bias of the scores, (H, T, T).
+    """
 
     rotary: tuple[Array, ...] | None
     bias: Array | None
@@ -76,7 +81,7 @@ class RelativeBias(ViTModule):
         if self.fc1 is not None and self.fc2 is not None:
             table = self.fc2(jax.nn.relu(self.fc1(offsets)))  # (offsets, H)
             table = jnp.pad(table, ((0, self.config.num_offsets - len(table)), (0, 0)))  # no bias for prefix tokens
-        bias = table[index.astype(int)]  # (T, T, H)
+        bias = table[index]  # (T, T, H)
         return bias.transpose(2, 0, 1).astype(x.dtype)
 
 
@@ -99,7 +104,7 @@ class Attention(ViTModule):
         self.norm = Norm(config, execution, (heads, dim)) if options.out_norm else None
         self.proj = Linear(config, execution, (heads, dim), (width,), options.proj_bias) if options.proj else None
 
-    def __call__(self, x: Array, tables: Tables, noise: Noise | None) -> Array:
+    def __call__(self, x: Array, tables: AttentionTables, noise: Noise | None) -> Array:
         config = self.config
         qkv = self.qkv(x)  # (B, T, 3, H, D)
         if self.q_bias is not None and self.v_bias is not None:
@@ -129,7 +134,7 @@ class Mlp(ViTModule):
 
     def setup(self) -> None:
         config, execution = self.config, self.execution
-        hidden = (2, config.mlp_dim) if config.mlp.activation == "swiglu" else (config.mlp_dim,)
+        hidden = (2, config.mlp_dim) if config.mlp.is_gated else (config.mlp_dim,)
         self.fc1 = Linear(config, execution, (config.width,), hidden, config.mlp.bias)
         self.norm = Norm(config, execution, (config.mlp_dim,)) if config.mlp.norm else None
         self.fc2 = Linear(config, execution, (config.mlp_dim,), (config.width,), config.mlp.bias)
@@ -150,17 +155,15 @@ class Block(ViTModule):
 
     def setup(self) -> None:
         config, execution = self.config, self.execution
-        norms = config.norms
-        width, parallel = (config.width,), norms.order == "parallel"
+        norms, width = config.norms, (config.width,)
         self.norm1 = Norm(config, execution, width)
         self.attn = Attention(config, execution)
         self.ls1 = LayerScale(config, execution) if norms.layer_scale is not None else None
-        self.norm2 = Norm(config, execution, width) if not norms.shared_norm and not parallel else None
+        self.norm2 = Norm(config, execution, width) if norms.has_second else None
         self.mlp = Mlp(config, execution)
-        scaled = norms.layer_scale is not None and norms.mlp_layer_scale and not parallel
-        self.ls2 = LayerScale(config, execution) if scaled else None
+        self.ls2 = LayerScale(config, execution) if norms.has_second_scale else None
 
-    def __call__(self, x: Array, noise: Noise | None, tables: Tables) -> tuple[Array, None]:
+    def __call__(self, x: Array, noise: Noise | None, tables: AttentionTables) -> tuple[Array, None]:
         order = self.config.norms.order
         norm2 = self.norm2 if self.norm2 is not None else self.norm1
         if order == "parallel":
@@ -212,9 +215,9 @@ class AttentionPool(ViTModule):
 class ViT(ViTModule):
     """A Vision Transformer: images (B, H, W, C) -> logits (B, num_classes), or the features of `config.head`.
 
-    Images are floating-point, normalized by `config.pixels`, of any size that is a multiple of the patch size.  Logits have
-    the dtype of the activations.  `train=True` enables the dropout of `config.regularisation`; it needs a key, as the
-    argument `key` or as `rngs={"dropout": key}`.  `vit_spec.noise` defines the random numbers that follow from `key`.
+    Images are floating-point, normalized by `config.pixels` (see `normalize`), of any size that `config.grid_of` accepts.
+    Logits have the dtype of the activations.  `train=True` enables the dropout of `config.regularisation`; it needs a key,
+    as the argument `key` or as `rngs={"dropout": key}`.  `vit_spec.noise` defines the random numbers that follow from it.
     `both_heads=True` returns the logits of both heads of a distilled model, (B, 2, num_classes), instead of their mean.
 
     Raises:
@@ -261,7 +264,7 @@ class ViT(ViTModule):
             return None, None, None
         return make_noise(self.config, self.make_rng("dropout") if key is None else key)
 
-    def embed(self, images: Array, noise: Noise | None) -> tuple[Array, Tables]:
+    def embed(self, images: Array, noise: Noise | None) -> tuple[Array, AttentionTables]:
         """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share."""
         config, rates = self.config, self.config.regularisation
         grid = config.grid_of(images.shape[1], images.shape[2])
@@ -284,7 +287,7 @@ class ViT(ViTModule):
         bias = self.rel_pos(x) if self.rel_pos is not None else None  # (H, T, T)
         x = self.norm_pre(x) if self.norm_pre is not None else x
         x = self.intermediate("embed", x)
-        return x, Tables(rotary, bias)
+        return x, AttentionTables(rotary, bias)
 
     def positions(self, x: Array, grid: tuple[int, int]) -> Array:
         """Return the position table of x's tokens on this grid, (1, T, width); prefix tokens without a row get zeros."""
@@ -306,7 +309,7 @@ class ViT(ViTModule):
         gap = jnp.zeros((1, config.num_prefix - covered, config.width), table.dtype)
         return jnp.concatenate([head, gap, body], axis=1).astype(x.dtype)
 
-    def encode(self, x: Array, tables: Tables, noise: Noise | None) -> Array:
+    def encode(self, x: Array, tables: AttentionTables, noise: Noise | None) -> Array:
         """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
         x, _ = self.blocks(row_major(x), noise, tables)
         return self.norm(x) if self.norm is not None else x

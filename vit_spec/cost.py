@@ -50,7 +50,7 @@ def flops(config: ViTConfig, image_size: ImageSize | None = None) -> int:
         image_size: (height, width) in pixels, or the side of a square; None means the config's image size.
 
     Raises:
-        InputError: the image size is not a multiple of the patch size.
+        InputError: `config.grid_of` refuses the image size.
     """
     patches, tokens = _count_patches_and_tokens(config, image_size)
     inner = config.num_heads * config.head_dim
@@ -97,7 +97,7 @@ def memory(
         fused_attention: whether the backward pass recomputes attention weights, as flash attention does.
 
     Raises:
-        InputError: the dtype is unknown, or the image size is not a multiple of the patch size.
+        InputError: the dtype is unknown, or `config.grid_of` refuses the image size.
     """
     if dtype not in ITEMSIZE:
         raise InputError(f"dtype is {dtype!r}: give one of {', '.join(ITEMSIZE)}{nearest(dtype, ITEMSIZE)}")

@@ -46,7 +46,7 @@ class Row:
 
 @lru_cache(maxsize=128)
 def rows(config: ViTConfig) -> dict[str, Row]:
-    """Return all parameters of the model by name, in the order in which the forward pass uses them."""
+    """Return all parameters of the model by name, in the order in which the forward pass of a pre-norm model uses them."""
     by_name: dict[str, Row] = {}
     for name, axes, law, decays in _rows(config):
         axis_names = tuple(axes.split())
@@ -104,13 +104,14 @@ def _rows(c: ViTConfig) -> Iterator[Declaration]:
         yield "blocks.attn.proj.weight", "block width head dim", xavier_uniform(inner, width), True
         if c.attention.proj_bias:
             yield "blocks.attn.proj.bias", "block width", ZEROS, False
-    if c.norms.layer_scale is not None:
-        yield "blocks.ls1.gamma", "block width", Law("constant", (c.norms.layer_scale,)), False
-    if not c.norms.shared_norm and c.norms.order != "parallel":
+    scale_law = None if c.norms.layer_scale is None else Law("constant", (c.norms.layer_scale,))
+    if scale_law is not None:
+        yield "blocks.ls1.gamma", "block width", scale_law, False
+    if c.norms.has_second:
         yield from _norm_rows("blocks.norm2", "block width", c)
     yield from _mlp_rows("blocks.mlp", "block ", c)
-    if c.norms.layer_scale is not None and c.norms.mlp_layer_scale and c.norms.order != "parallel":
-        yield "blocks.ls2.gamma", "block width", Law("constant", (c.norms.layer_scale,)), False
+    if c.norms.has_second_scale:
+        yield "blocks.ls2.gamma", "block width", scale_law, False
 
     if c.norms.after_blocks:
         yield from _norm_rows("norm", "width", c)
@@ -154,7 +155,7 @@ def _relative_rows(name: str, block: str, c: ViTConfig) -> Iterator[Declaration]
 
 
 def _mlp_rows(name: str, block: str, c: ViTConfig) -> Iterator[Declaration]:
-    glu = "glu " if c.mlp.activation == "swiglu" else ""
+    glu = "glu " if c.mlp.is_gated else ""
     yield f"{name}.fc1.weight", f"{block}{glu}ff width", xavier_uniform(c.width, c.mlp_dim), True
     if c.mlp.bias:
         yield f"{name}.fc1.bias", f"{block}{glu}ff", MLP_BIAS, False

@@ -6,7 +6,7 @@ from typing import Literal
 
 from vit_spec.errors import nearest, require
 from vit_spec.initialisation import Law
-from vit_spec.positions import TABLES
+from vit_spec.positions import SCALED_ROTARY, TABLES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Tokens:
     crop: bool = False
 
     def check(self) -> None:
-        """Raise InputError for a negative number of registers, distillation without a class token, or a bad init."""
+        """Raise InputError for options that cannot be combined, a negative number of registers, or a bad init."""
         require(not (self.pad and self.crop), "tokens.pad and tokens.crop cannot be combined: set one of them to False")
         require(self.registers >= 0, f"tokens.registers is {self.registers}: give 0 or more")
         require(
@@ -132,7 +132,7 @@ class Positions:
         )
         require(self.rotary_base > 0, f"positions.rotary_base is {self.rotary_base}: give a positive number")
         require(
-            self.rotary in ("eva", "rope_vit") or (self.rotary_start == 0 and self.rotary_grid is None),
+            self.rotary in SCALED_ROTARY or (self.rotary_start == 0 and self.rotary_grid is None),
             f"positions.rotary_start and positions.rotary_grid are only for positions.rotary='eva' and 'rope_vit': with "
             f"{self.rotary!r}, leave them out",
         )
@@ -249,6 +249,11 @@ class Mlp:
     bias: bool = True
     norm: bool = False
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether fc1 has two outputs, a gate and a value."""
+        return self.activation == "swiglu"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Norms:
@@ -282,6 +287,16 @@ class Norms:
     shared_norm: bool = False
     layer_scale: float | None = None
     mlp_layer_scale: bool = True
+
+    @property
+    def has_second(self) -> bool:
+        """Whether the MLP of a block has a norm of its own."""
+        return not self.shared_norm and self.order != "parallel"
+
+    @property
+    def has_second_scale(self) -> bool:
+        """Whether the MLP of a block has a layer scale of its own."""
+        return self.layer_scale is not None and self.mlp_layer_scale and self.order != "parallel"
 
     def check(self) -> None:
         """Raise InputError unless eps is positive, and for options that cannot be combined."""

@@ -1,15 +1,18 @@
 """Position tables: sinusoids that are added to the tokens, cosines and sines of rotary embeddings, relative positions.
 
-Every table is float64 and row-major: row y * gw + x is the patch in row y and column x of a grid (gh, gw).  Tables are
-cached, and therefore read-only.
+Every table is row-major: row y * gw + x is the patch in row y and column x of a grid (gh, gw).  Tables are float64, indices
+int64.  They are cached, and therefore read-only.
 """
 
 from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
+Index = NDArray[np.int64]
+AnyTable = TypeVar("AnyTable", bound=NDArray[Any])
 
 TABLES = (
     "sincos_1d",
@@ -17,6 +20,7 @@ TABLES = (
     "sincos_2d_mae",
     "sincos_2d_timm",
 )  # names of the tables that can be added to tokens
+SCALED_ROTARY = ("eva", "rope_vit")  # rotary embeddings of `rotary_rows_columns`, with a start and a reference grid
 
 
 @cache
@@ -65,6 +69,12 @@ def sincos_2d(grid: tuple[int, int], width: int, order: str) -> Table:
     return _read_only(np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1))
 
 
+def patch_coordinates(grid: tuple[int, int]) -> tuple[Table, Table]:
+    """Return the row y and the column x of every patch, counted from 0, each (gh * gw,)."""
+    y, x = np.indices(grid).reshape(2, -1).astype(np.float64)
+    return y, x
+
+
 @cache
 def rotary_axial(grid: tuple[int, int], head_dim: int, prefix: int, base: float) -> tuple[Table, Table]:
     """Return cos and sin of axial rotary embeddings, of columns and of rows, each (prefix + gh * gw, head_dim).
@@ -85,11 +95,19 @@ def rotary_axial(grid: tuple[int, int], head_dim: int, prefix: int, base: float)
     Raises:
         ValueError: head_dim is not a multiple of 4.
     """
+    y, x = patch_coordinates(grid)
+    return _cos_sin(axial_angles(y, x, head_dim, base), prefix)
+
+
+def axial_angles(y: Table, x: Table, head_dim: int, base: float) -> Table:
+    """Return the angles of `rotary_axial` at rows y and columns x, (n, head_dim).
+
+    Rows and columns, (n,), count from 0 here; fractions are allowed.
+    """
     _check_head_dim(head_dim)
     d = head_dim // 2
     theta = np.repeat(base ** (-2 * np.arange(1, d // 2 + 1) / d), 2)
-    y, x = (np.outer(position, theta) for position in np.indices(grid).reshape(2, -1) + 1)
-    return _cos_sin(np.concatenate([x, y], axis=1), prefix)
+    return np.concatenate([np.outer(x + 1, theta), np.outer(y + 1, theta)], axis=1)
 
 
 @cache
@@ -120,20 +138,38 @@ def rotary_rows_columns(
     Raises:
         ValueError: head_dim is not a multiple of 4.
     """
+    y, x = patch_coordinates(grid)
+    return _cos_sin(rows_columns_angles(y, x, grid, head_dim, base, start, reference, columns_first), prefix)
+
+
+def rows_columns_angles(
+    y: Table,
+    x: Table,
+    grid: tuple[int, int],
+    head_dim: int,
+    base: float,
+    start: float,
+    reference: tuple[int, int] | None,
+    columns_first: bool,
+) -> Table:
+    """Return the angles of `rotary_rows_columns` at rows y and columns x, (n, head_dim).
+
+    Rows and columns, (n,), count from 0; fractions are allowed.
+    """
     _check_head_dim(head_dim)
     d = head_dim // 2
     theta = np.repeat(base ** (-2 * np.arange(d // 2) / d), 2)
-    coordinates = np.indices(grid).reshape(2, -1) + start
+    y, x = y + start, x + start
     if reference is not None:
-        coordinates = coordinates / np.array(grid)[:, None] * np.array(reference)[:, None]
-    y, x = (np.outer(position, theta) for position in coordinates)
-    return _cos_sin(np.concatenate([x, y] if columns_first else [y, x], axis=1), prefix)
+        y, x = y / grid[0] * reference[0], x / grid[1] * reference[1]
+    rows, columns = np.outer(y, theta), np.outer(x, theta)
+    return np.concatenate([columns, rows] if columns_first else [rows, columns], axis=1)
 
 
 @cache
 def grid_coordinates(grid: tuple[int, int], prefix: int) -> tuple[Table, Table]:
     """Return the columns x and the rows y of all tokens, each (prefix + gh * gw); both are 0 for prefix tokens."""
-    y, x = (np.pad(coordinate.astype(np.float64), (prefix, 0)) for coordinate in np.indices(grid).reshape(2, -1))
+    y, x = (np.pad(coordinate, (prefix, 0)) for coordinate in patch_coordinates(grid))
     return _read_only(x), _read_only(y)
 
 
@@ -173,12 +209,21 @@ def rotary_dinov3(grid: tuple[int, int], head_dim: int, prefix: int, base: float
     Raises:
         ValueError: head_dim is not a multiple of 4.
     """
+    y, x = patch_coordinates(grid)
+    return _cos_sin(dinov3_angles(y, x, grid, head_dim, base), prefix)
+
+
+def dinov3_angles(y: Table, x: Table, grid: tuple[int, int], head_dim: int, base: float) -> Table:
+    """Return the angles of `rotary_dinov3` at rows y and columns x, (n, head_dim).
+
+    Rows and columns, (n,), count from 0; fractions are allowed.
+    """
     _check_head_dim(head_dim)
     d = head_dim // 2
     period = base ** (2 * np.arange(d // 2) / d)
-    centers = 2 * (np.indices(grid).reshape(2, -1) + 0.5) / np.array(grid)[:, None] - 1
-    y, x = (np.outer(position, 2 * np.pi / period) for position in centers)
-    return _cos_sin(np.concatenate([y, x, y, x], axis=1), prefix)
+    y, x = 2 * (y + 0.5) / grid[0] - 1, 2 * (x + 0.5) / grid[1] - 1
+    rows, columns = np.outer(y, 2 * np.pi / period), np.outer(x, 2 * np.pi / period)
+    return np.concatenate([rows, columns, rows, columns], axis=1)
 
 
 @cache
@@ -194,8 +239,8 @@ def relative_offsets(grid: tuple[int, int]) -> Table:
 
 
 @cache
-def relative_index(grid: tuple[int, int], prefix: int) -> Table:
-    """Return the row of a table of relative positions for each query and each key, (T, T), T = prefix + gh * gw.
+def relative_index(grid: tuple[int, int], prefix: int) -> Index:
+    """Return the row of a table of relative positions for each query and each key, (T, T) int64, T = prefix + gh * gw.
 
     Two patches have the row of their offset (dy, dx) = query - key, as in `relative_offsets`.  Three rows follow: for the
     query of a prefix token with the key of a patch, for the query of a patch with the key of a prefix token, and for two
@@ -206,7 +251,7 @@ def relative_index(grid: tuple[int, int], prefix: int) -> Table:
     gh, gw = grid
     y, x = np.indices(grid).reshape(2, -1)
     patches = (y[:, None] - y + gh - 1) * (2 * gw - 1) + (x[:, None] - x + gw - 1)
-    index = np.pad(patches, (prefix, 0)).astype(np.float64)
+    index = np.pad(patches, (prefix, 0)).astype(np.int64)
     count = (2 * gh - 1) * (2 * gw - 1)
     index[:prefix], index[prefix:, :prefix], index[:prefix, :prefix] = count, count + 1, count + 2
     return _read_only(index)
@@ -224,6 +269,6 @@ def _cos_sin(angle: Table, prefix: int) -> tuple[Table, Table]:
     return _read_only(np.cos(angle)), _read_only(np.sin(angle))
 
 
-def _read_only(table: Table) -> Table:
+def _read_only(table: AnyTable) -> AnyTable:
     table.flags.writeable = False  # the cache returns the same array to every caller
     return table

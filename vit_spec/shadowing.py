@@ -15,5 +15,6 @@ def check_not_shadowed(package: str) -> None:
     if places and Path(places[0]).parent != ROOT / package:
         raise InputError(
             f"{places[0]} is imported as {package!r} instead of the package of twin-vision-transformers: rename it, start "
-            "Python in another folder, or use the commands vit-parity, vit-train-jax, vit-predict and vit-evaluate"
+            "Python in another folder, or use the commands vit-parity, vit-train-jax, vit-train-torch, vit-predict and "
+            "vit-evaluate"
         )

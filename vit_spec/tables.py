@@ -1,7 +1,7 @@
 """Constant tables of a config for a grid of patches: positions of all kinds and resampling matrices.
 
-Both twins use these float64 arrays, so that they cannot differ in a sine or a resize kernel.  Each function returns a
-tuple of arrays.
+Both twins use these arrays, so that they cannot differ in a sine or a resize kernel.  Tables are float64, indices int64.
+Each function returns a tuple of arrays.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ def rotary_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Tabl
     p = config.positions
     if p.rotary == "mixed":
         first, second = (table[:, None] for table in positions.grid_coordinates(grid, config.num_prefix))
-    elif p.rotary in ("eva", "rope_vit"):
+    elif p.rotary in positions.SCALED_ROTARY:
         arguments = p.rotary_base, p.rotary_start, p.rotary_grid, p.rotary == "rope_vit"
         first, second = positions.rotary_rows_columns(grid, config.head_dim, config.num_prefix, *arguments)
     else:
@@ -45,7 +45,7 @@ def rotary_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Tabl
     return first[None, :, None], second[None, :, None]
 
 
-def relative_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:
+def relative_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, positions.Index]:
     """Return the logarithms of all offsets between patches, (offsets, 2), and the index of each pair of tokens, (T, T)."""
     return positions.relative_offsets(grid), positions.relative_index(grid, config.num_prefix)
 

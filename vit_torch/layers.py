@@ -14,20 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from vit_spec import InputError, Law, ViTConfig, position_table, rows
-from vit_spec.initialisation import TRUNCATED_STD
+from vit_spec import InputError, ViTConfig
 from vit_spec.noise import Site
-from vit_spec.positions import rotary_frequencies
 from vit_torch.execution import Execution
 from vit_torch.linear import OPERATIONS, linear
 from vit_torch.noise import Noise, signed_threshold
 
 Shape = tuple[int, ...]
-Tables = tuple[np.ndarray, ...]
+ConstantTables = tuple[np.ndarray, ...]
 
 
 class ViTModule(nn.Module):
-    """Base class of the twin's modules: it has the config.
+    """Base class of the modules that read the config in the forward pass or have intermediates.
 
     Attributes:
         config: the config of the model.
@@ -52,15 +50,19 @@ class ViTModule(nn.Module):
         if self.on_intermediate is not None:
             self.on_intermediate(name, value)
 
-    def constants(self, make: Callable[..., Tables], grid: tuple[int, int], x: Tensor) -> tuple[Tensor, ...]:
-        """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32, on x's device."""
+    def constants(self, make: Callable[..., ConstantTables], grid: tuple[int, int], x: Tensor) -> tuple[Tensor, ...]:
+        """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32, on x's device.
+
+        Indices are integers.
+        """
         return self._constants(make, grid, at_least_float32(x), x.device)
 
     def _constants(
-        self, make: Callable[..., Tables], grid: tuple[int, int], dtype: torch.dtype, device: torch.device
+        self, make: Callable[..., ConstantTables], grid: tuple[int, int], dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        tables = (torch.tensor(table, dtype=dtype) for table in make(self.config, grid))
-        return tuple(table.to(device, non_blocking=True) for table in tables)
+        tables = make(self.config, grid)
+        tensors = (torch.tensor(table, dtype=dtype if table.dtype.kind == "f" else torch.int64) for table in tables)
+        return tuple(tensor.to(device, non_blocking=True) for tensor in tensors)
 
     # torch.compile must not trace numpy.  `torch.compiler.assume_constant_result` sets the same attribute, but imports the
     # compiler, which doubles the time to import PyTorch.
@@ -238,7 +240,10 @@ def drop_path(module: ViTModule, x: Tensor, rate: Tensor, noise: Noise | None, s
     if not module.training:
         return x
     shape = (x.shape[0], 1, 1)
-    keep = torch.rand(shape, device=x.device) >= rate if noise is None else noise.keeps(site, shape, noise.drop_path)
+    if noise is None:
+        keep = torch.rand(shape, device=x.device) >= rate
+    else:
+        keep = noise.keeps(site, shape, noise.drop_path_threshold)
     mask = module.intermediate("drop_path", keep.to(x.dtype))
     return torch.where(mask > 0, x.to(rate.dtype) / (1 - rate), 0).to(x.dtype)
 
@@ -281,42 +286,5 @@ def check_images(images: Tensor, config: ViTConfig) -> None:
     if not images.is_floating_point():
         raise InputError(
             f"images are {images.dtype}: expected floating-point numbers; normalize them first, "
-            "(images / 255 - config.pixels.mean) / config.pixels.std"
+            "vit_torch.normalize(images, config.pixels)"
         )
-
-
-@torch.no_grad()
-def initialise(model: ViTModule) -> None:
-    """Set every parameter to initial values from the distributions in `vit_spec.rows`, with torch's global generator.
-
-    Parameters on the meta device have no values and are not changed.
-    """
-    if next(model.parameters()).is_meta:
-        return
-    declared = rows(model.config)
-    for name, parameter in model.named_parameters():
-        words = name.split(".")
-        row = declared[".".join(word for word in words if not word.isdigit())]
-        if row.law is None:
-            parameter.copy_(torch.tensor(position_table(model.config, model.config.grid)[0]).view(parameter.shape))
-        else:
-            _sample(row.law, parameter)
-
-
-def _sample(law: Law, parameter: Tensor) -> None:
-    match law.kind:
-        case "constant":
-            parameter.fill_(law.arguments[0])
-        case "normal":
-            parameter.normal_(0, law.std)
-        case "uniform":
-            parameter.uniform_(*law.arguments)
-        case "rotary":
-            magnitude, angle = map(torch.tensor, rotary_frequencies(parameter.shape[2], *law.arguments))
-            angle = angle + torch.rand(parameter.shape[1], 1).mul(2 * np.pi)
-            parameter.copy_(magnitude * torch.stack([angle.cos(), angle.sin()]))
-        case "trunc_normal":
-            parent = law.std / TRUNCATED_STD
-            nn.init.trunc_normal_(parameter, 0, parent, -2 * parent, 2 * parent)
-        case _:
-            raise ValueError(f"unknown distribution {law.kind!r}: give a kind of `vit_spec.Law`, or add it to both twins")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vit_spec import InputError, ViTConfig, position_table, relative_tables, resampling_matrices, rotary_tables
 from vit_spec.noise import Site
 from vit_torch.execution import Execution
+from vit_torch.initialisation import initialise
 from vit_torch.layers import (
     LayerScale,
     Linear,
@@ -29,7 +30,6 @@ from vit_torch.layers import (
     check_images,
     drop_path,
     dropout,
-    initialise,
     mix_rotary,
     run_block,
     sample_kept_tokens,
@@ -37,8 +37,13 @@ from vit_torch.layers import (
 from vit_torch.noise import Key, Noise, make_noise
 
 
-class Tables(NamedTuple):
-    """Values that all blocks share, or None: cosines and sines of rotary embeddings, and a bias of the scores."""
+class AttentionTables(NamedTuple):
+    """Values that the attention of all blocks shares, each of them optional.
+
+    Attributes:
+        rotary: cosines and sines of rotary embeddings; columns and rows for "mixed", whose blocks differ in frequencies.
+        bias: a bias of the scores, (H, T, T).
+    """
 
     rotary: tuple[Tensor, ...] | None
     bias: Tensor | None
@@ -77,7 +82,7 @@ class RelativeBias(ViTModule):
         if self.fc1 is not None and self.fc2 is not None:
             table = self.fc2(F.relu(self.fc1(offsets)))  # (offsets, H)
             table = F.pad(table, (0, 0, 0, self.config.num_offsets - len(table)))  # no bias for prefix tokens
-        bias = table[index.long()]  # (T, T, H)
+        bias = table[index]  # (T, T, H)
         return bias.permute(2, 0, 1).to(x.dtype)
 
 
@@ -100,7 +105,7 @@ class Attention(ViTModule):
         self.norm = Norm(config, (heads, dim)) if options.out_norm else None
         self.proj = Linear((heads, dim), (width,), options.proj_bias) if options.proj else None
 
-    def forward(self, x: Tensor, tables: Tables, noise: Noise | None = None) -> Tensor:
+    def forward(self, x: Tensor, tables: AttentionTables, noise: Noise | None = None) -> Tensor:
         config = self.config
         qkv = self.qkv(x)  # (B, T, 3, H, D)
         if self.q_bias is not None and self.v_bias is not None:
@@ -130,7 +135,7 @@ class Mlp(ViTModule):
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
-        hidden = (2, config.mlp_dim) if config.mlp.activation == "swiglu" else (config.mlp_dim,)
+        hidden = (2, config.mlp_dim) if config.mlp.is_gated else (config.mlp_dim,)
         self.fc1 = Linear((config.width,), hidden, config.mlp.bias)
         self.norm = Norm(config, (config.mlp_dim,)) if config.mlp.norm else None
         self.fc2 = Linear((config.mlp_dim,), (config.width,), config.mlp.bias)
@@ -151,17 +156,15 @@ class Block(ViTModule):
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
-        norms = config.norms
-        width, parallel = (config.width,), norms.order == "parallel"
+        norms, width = config.norms, (config.width,)
         self.norm1 = Norm(config, width)
         self.attn = Attention(config, execution)
         self.ls1 = LayerScale(config) if norms.layer_scale is not None else None
-        self.norm2 = Norm(config, width) if not norms.shared_norm and not parallel else None
+        self.norm2 = Norm(config, width) if norms.has_second else None
         self.mlp = Mlp(config, execution)
-        scaled = norms.layer_scale is not None and norms.mlp_layer_scale and not parallel
-        self.ls2 = LayerScale(config) if scaled else None
+        self.ls2 = LayerScale(config) if norms.has_second_scale else None
 
-    def forward(self, x: Tensor, rate: Tensor, tables: Tables, noise: Noise | None = None) -> Tensor:
+    def forward(self, x: Tensor, rate: Tensor, tables: AttentionTables, noise: Noise | None = None) -> Tensor:
         order = self.config.norms.order
         norm2 = self.norm2 if self.norm2 is not None else self.norm1
         if order == "parallel":
@@ -213,10 +216,10 @@ class AttentionPool(ViTModule):
 class ViT(ViTModule):
     """A Vision Transformer: images (B, C, H, W) -> logits (B, num_classes), or the features of `config.head`.
 
-    Images are floating-point, normalized by `config.pixels`, of any size that is a multiple of the patch size.  Logits have
-    the dtype of the activations.  `train()` enables the dropout of `config.regularisation`, with the random numbers of
-    PyTorch's generator, or with those that `vit_spec.noise` defines for a `Key`, as in `vit_jax`.  `both_heads=True`
-    returns the logits of both heads of a distilled model, (B, 2, num_classes), instead of their mean.
+    Images are floating-point, normalized by `config.pixels` (see `normalize`), of any size that `config.grid_of` accepts.
+    Logits have the dtype of the activations.  `train()` enables the dropout of `config.regularisation`, with the random
+    numbers of PyTorch's generator, or with those that `vit_spec.noise` defines for a `Key`, as in `vit_jax`.
+    `both_heads=True` returns the logits of both heads of a distilled model, (B, 2, num_classes), instead of their mean.
 
     Raises:
         vit_spec.InputError: the images have a wrong shape, number of channels, size or dtype; or `both_heads` is given for
@@ -262,7 +265,7 @@ class ViT(ViTModule):
             return None, [None] * self.config.depth, None
         return make_noise(self.config, key)
 
-    def embed(self, images: Tensor, noise: Noise | None = None) -> tuple[Tensor, Tables]:
+    def embed(self, images: Tensor, noise: Noise | None = None) -> tuple[Tensor, AttentionTables]:
         """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share."""
         config, rates = self.config, self.config.regularisation
         grid = config.grid_of(images.shape[2], images.shape[3])
@@ -285,7 +288,7 @@ class ViT(ViTModule):
         bias = self.rel_pos(x) if self.rel_pos is not None else None  # (H, T, T)
         x = self.norm_pre(x) if self.norm_pre is not None else x
         x = self.intermediate("embed", x)
-        return x, Tables(rotary, bias)
+        return x, AttentionTables(rotary, bias)
 
     def positions(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Return the position table of x's tokens on this grid, (1, T, width); prefix tokens without a row get zeros."""
@@ -307,7 +310,7 @@ class ViT(ViTModule):
         gap = torch.zeros(1, config.num_prefix - covered, config.width, dtype=table.dtype, device=table.device)
         return torch.cat([head, gap, body], dim=1).to(x.dtype)
 
-    def encode(self, x: Tensor, tables: Tables, noise: Sequence[Noise | None]) -> Tensor:
+    def encode(self, x: Tensor, tables: AttentionTables, noise: Sequence[Noise | None]) -> Tensor:
         """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
         # Rates are a tensor.  As numbers, torch.compile would compile a block for each rate, and could recompute a block as
         # another graph.  linspace makes the tensor on the device, where a copy of a list would have to wait.

@@ -42,15 +42,15 @@ class Noise(NamedTuple):
         key: the key of the forward pass.
         heads: the number of attention heads of the part, in all processes together.
         hidden: the number of hidden units of its MLP, in all processes together.
-        drop_path: the `signed_threshold` of stochastic depth, a scalar int32: a tensor, because blocks differ in it and are
-            compiled once.
+        drop_path_threshold: the `signed_threshold` of stochastic depth, a scalar int32: a tensor, because blocks differ in
+            it and are compiled once.
     """
 
     keys: Tensor
     key: Key
     heads: int
     hidden: int
-    drop_path: Tensor
+    drop_path_threshold: Tensor
 
     def words(self, site: Site, shape: tuple[int, ...]) -> Tensor:
         """Return the random words of an array of this process, int32.
@@ -96,7 +96,7 @@ def make_noise(config: ViTConfig, key: Key) -> tuple[Noise, list[Noise], Noise]:
     heads = [config.num_heads] * (parts - 1) + [config.pool_heads]
     thresholds = torch.tensor([signed_threshold(rate) for rate in (0, *drop_path_rates(config), 0)], dtype=torch.int32)
     by_part = zip(keys.view(parts, SITES_PER_PART, 2), heads, thresholds.to(keys.device), strict=True)
-    before, *inside, after = (Noise(own, key, heads, config.mlp_dim, drop_path) for own, heads, drop_path in by_part)
+    before, *inside, after = (Noise(own, key, heads, config.mlp_dim, threshold) for own, heads, threshold in by_part)
     return before, inside, after
 
 

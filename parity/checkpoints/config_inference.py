@@ -17,6 +17,7 @@ from parity.checkpoints.tensor_fields import check_channels_first, fields_from_t
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS, coerce_field
 from vit_spec.models import SIZES
+from vit_spec.positions import SCALED_ROTARY
 
 # Fields that change what is computed and that no tensor shows, with the values that most models have.  A field that neither
 # the file nor the format determines gets this value, and is reported as an assumption.
@@ -376,7 +377,7 @@ def _infer_rotary(known: Fields, evidence: Evidence | None) -> Inferred:
     if rotary not in ROTARY_KINDS or rotary == "mixed":  # its base only matters for initial values
         return Inferred()
     values: dict[str, Any] = {"positions.rotary_base": ROTARY_KINDS[rotary][1]}
-    if rotary in ("eva", "rope_vit"):
+    if rotary in SCALED_ROTARY:
         values |= {"positions.rotary_start": 0.0, "positions.rotary_grid": (16, 16) if rotary == "eva" else None}
     why = f"as published with rotary positions of kind {rotary!r}"
     return Inferred(assumed=tuple(Assumption(name, value, why) for name, value in values.items() if name not in known))

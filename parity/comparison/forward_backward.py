@@ -23,6 +23,7 @@ from parity.comparison.framework_settings import compiler_options, strict_settin
 from parity.comparison.monte_carlo_arithmetic import perturb_operands
 from parity.comparison.tolerances import Array
 from vit_spec import InputError, ViTConfig
+from vit_spec.noise import drop_path_rates
 
 UNCONSUMED = ("weights",)  # recorded, but later operations do not read the recorded tensor: see `attention` in both twins
 Tensors = Mapping[str, Array]
@@ -94,9 +95,9 @@ class PassInputs:
         """
         if not self.drop_path:
             return {}
-        rng, rates = np.random.default_rng(self.seed + 2), np.linspace(0, self.drop_path, self.config.depth)
-        shape = (len(self.images), 1, 1)
-        names = [(f"blocks.{i}.drop_path{turn}", rate) for i, rate in enumerate(rates) for turn in ("", " (2)")]
+        rng, shape = np.random.default_rng(self.seed + 2), (len(self.images), 1, 1)
+        rates = enumerate(drop_path_rates(self.config))
+        names = [(f"blocks.{i}.drop_path{turn}", rate) for i, rate in rates for turn in ("", " (2)")]
         return {name: (rng.random(shape) >= rate).astype(np.float64) for name, rate in names}
 
     def target(self, shape: tuple[int, ...]) -> Array:

@@ -115,8 +115,8 @@ FAULTS = [
     ),
     _fault(
         name="scale of the width, not of a head",
-        old="kind, d = module.execution.attention, q.shape[-1]",
-        new="scale, kind, d = module.config.width**-0.5, module.execution.attention, q.shape[-1]",
+        old="    if _uses_cudnn(",
+        new="    scale = module.config.width**-0.5\n    if _uses_cudnn(",
         part=r"blocks\.0\.attn: scores",
         cause=r"score scale is (width|\(heads \* head_dim\)) \*\* -0\.5",
     ),
@@ -175,8 +175,8 @@ FAULTS = [
     ),
     _fault(
         name="cosines and sines through float32",
-        old="jnp.asarray(table, at_least_float32(x)) for",
-        new="jnp.asarray(table, jnp.float32).astype(at_least_float32(x)) for",
+        old='jnp.asarray(table, dtype if table.dtype.kind == "f" else int) for',
+        new="jnp.asarray(table, jnp.float32).astype(dtype) for",
         model="dinov3_s16",
         part="cosines",
     ),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import typing
 
 import numpy as np
 import pytest
@@ -172,6 +173,28 @@ def test_the_position_table_has_rows_for_the_chosen_prefix_tokens(covers, rows):
 
 
 # Changes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("norms", "has_second", "has_second_scale"),
+    [
+        (Norms(), True, False),
+        (Norms(layer_scale=0.1), True, True),
+        (Norms(layer_scale=0.0, mlp_layer_scale=False), True, False),
+        (Norms(layer_scale=0.0, shared_norm=True), False, True),
+        (Norms(layer_scale=0.1, order="parallel"), False, False),
+        (Norms(layer_scale=0.1, order="post"), True, True),
+    ],
+)
+def test_the_mlp_of_a_block_has_a_norm_and_a_layer_scale_unless_it_shares_them_or_has_none(
+    norms, has_second, has_second_scale
+):
+    assert (norms.has_second, norms.has_second_scale) == (has_second, has_second_scale)
+
+
+def test_only_swiglu_is_gated():
+    kinds = typing.get_args(typing.get_type_hints(Mlp)["activation"])
+    assert [kind for kind in kinds if Mlp(activation=kind).is_gated] == ["swiglu"]
 
 
 def test_replace_changes_only_the_named_fields():

@@ -139,10 +139,11 @@ def test_a_head_dim_that_is_not_a_multiple_of_four_is_refused(rotary):
         rotary((2, 2), 6, 1, 100.0)
 
 
-def test_tables_are_float64():
+def test_tables_are_float64_and_indices_int64():
     sincos = [positions.sincos_1d(3, 8), positions.sincos_2d((2, 3), 8, "mae")]
     rotary = [*positions.rotary_axial((2, 3), 8, 1, 10000.0), *positions.rotary_dinov3((2, 3), 8, 1, 100.0)]
     assert [table.dtype for table in sincos + rotary] == [np.float64] * 6
+    assert (positions.relative_offsets((2, 3)).dtype, positions.relative_index((2, 3), 1).dtype) == (np.float64, np.int64)
 
 
 @pytest.mark.parametrize("grid", GRIDS)

@@ -33,8 +33,8 @@ def test_a_command_reports_it_in_one_line(tmp_path: Path, module: str) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         f"error: {tmp_path / 'parity.py'} is imported as 'parity' instead of the package of twin-vision-transformers: "
-        "rename it, start Python in another folder, or use the commands vit-parity, vit-train-jax, vit-predict and "
-        "vit-evaluate\n"
+        "rename it, start Python in another folder, or use the commands vit-parity, vit-train-jax, vit-train-torch, "
+        "vit-predict and vit-evaluate\n"
     )
 
 

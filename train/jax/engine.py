@@ -307,7 +307,7 @@ class JaxEngine:
     @cached_property
     def _compiled_attention(self) -> Callable[..., Array]:
         def attend(params: Tree, images: Array) -> Array:
-            return vit_jax.attention_maps(self._model, params, self._normalize(images))
+            return vit_jax.attention_maps(self._model, params, vit_jax.normalize(images, self.config.pixels))
 
         return jax.jit(attend, out_shardings=self._replicated, compiler_options=fast_compile_options())
 
@@ -363,10 +363,10 @@ class JaxEngine:
                 lambda p, is_frozen: jax.lax.stop_gradient(p) if is_frozen else p, params, self._frozen_mask
             )
             (images, targets), partners = part
-            x = self._normalize(images)
+            x = vit_jax.normalize(images, self.config.pixels)
             if partners is not None:
                 assert mix is not None
-                x = mix_images(mix, x, self._normalize(partners[0]))
+                x = mix_images(mix, x, vit_jax.normalize(partners[0], self.config.pixels))
                 targets = mix_targets(mix, targets, partners[1])
             weights = None if self._class_weights is None else jnp.asarray(self._class_weights)
             if self._teacher is None:
@@ -402,16 +402,11 @@ class JaxEngine:
         return jax.tree.map(lambda average, p: (average + step_size * (p - average)).astype(p.dtype), ema, params)
 
     def _eval_step(self, params: Tree, images: Array, targets: Array, readable: Array) -> tuple[Array, Array, Array]:
-        outputs = self._apply(params, self._normalize(images))
+        outputs = self._apply(params, vit_jax.normalize(images, self.config.pixels))
         return outputs, self._loss_and_metric(outputs, targets)[0], readable
 
     def _loss_and_metric(self, outputs: Array, targets: Array, weights: Array | None = None) -> tuple[Array, Array]:
         return loss_and_metric(self._task, outputs, targets, sigmoid=self._recipe.loss == "sigmoid", weights=weights)
-
-    def _normalize(self, images: Array) -> Array:
-        """Normalize uint8 images: (x / 255 - mean) / std."""
-        mean, std = jnp.asarray(self.config.pixels.mean), jnp.asarray(self.config.pixels.std)
-        return (images.astype(mean.dtype) / 255 - mean) / std
 
     def _apply(self, params: Tree, x: Array, **options: Any) -> Array:
         """Apply the model on the mesh.  In mixed precision, matrices are rounded to bfloat16 before they are gathered."""

@@ -20,22 +20,19 @@ class TwinPredictor:
     def __init__(self, checkpoint: Checkpoint) -> None:
         # Freed memory is kept in the main thread only; see `train.loop.process.keep_freed_memory`.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-        self._config = checkpoint.config
+        self._config, self._pixels = checkpoint.config, checkpoint.config.pixels
         self._model = vit_jax.ViT(self._config, vit_jax.Execution(precision="highest"))
         self._params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), parity.to_jax(checkpoint))
 
         self._programs: dict[int, Callable[..., Array]] = {}
         self._attention_maps = jax.jit(
-            lambda params, images: vit_jax.attention_maps(self._model, params, self._normalize(images))
+            lambda params, images: vit_jax.attention_maps(self._model, params, vit_jax.normalize(images, self._pixels))
         )
-
-    def _normalize(self, images: Array) -> Array:
-        mean, std = (jnp.asarray(values, jnp.float32) for values in (self._config.pixels.mean, self._config.pixels.std))
-        return (images.astype(jnp.float32) / 255 - mean) / std
 
     def _program(self, batch_size: int) -> Callable[..., Array]:
         def run(params: Any, images: Array) -> Array:
-            return self._model.apply({"params": params}, self._normalize(images))  # type: ignore[return-value]
+            x = vit_jax.normalize(images, self._pixels)
+            return self._model.apply({"params": params}, x)  # type: ignore[return-value]
 
         if batch_size not in self._programs:
             options = vit_jax.compiler_options(self._config, batch_size)

@@ -79,7 +79,7 @@ def _block_bytes(s: Step, remat: str) -> int:
     """
     c, t, tensor = s.config, s.tokens, s.sizes["tensor"]
     inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
-    names, gates = {parameter.row.name for parameter in s.parameters}, 2 if c.mlp.activation == "swiglu" else 1
+    names, gates = {parameter.row.name for parameter in s.parameters}, 2 if c.mlp.is_gated else 1
     scales = sum(name in names for name in ("blocks.ls1.gamma", "blocks.ls2.gamma"))
     if remat == "full":
         return t * c.width * s.compute_bytes
@@ -99,7 +99,7 @@ def _block_peak_bytes(s: Step) -> int:
     their intermediates, since a compiler may keep them instead of computing them again.
     """
     c, tensor = s.config, s.sizes["tensor"]
-    gates = 2 if c.mlp.activation == "swiglu" else 1
+    gates = 2 if c.mlp.is_gated else 1
     inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
     norm_width = 2 * (c.width + (inner if c.attention.qk_norm else 0))
     intermediates = s.tokens * (3 * norm_width * s.wide_bytes + (gates + 1) * ff * s.compute_bytes)

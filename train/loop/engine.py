@@ -151,7 +151,7 @@ class Engine(Protocol):
         """
 
     def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
-        """Start the evaluation of a batch without dropout, and return its results; do not wait for the devices.
+        """Evaluate a batch without dropout, and return its results, which may not be computed yet.
 
         Args:
             batch: the images that `batch_rows` names.  The last batch of a set is filled up to `recipe.batch_size` images.

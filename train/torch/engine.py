@@ -40,8 +40,8 @@ class State(NamedTuple):
     """The training state: everything that a step changes, besides the weights in the model and the optimizer's moments.
 
     ema: the exponential moving average of the weights, by name; None without one.
-    step: number of steps done.
     sound: False after a step that was not finite has stopped the run; a scalar on the device.
+    step: number of steps done.
     """
 
     ema: dict[str, Tensor] | None
@@ -79,7 +79,6 @@ class TorchEngine:
         images_per_device(recipe.batch_size, recipe.accumulate, self._mesh.sizes)
         self._device = self._mesh.device
         self._class_weights = None if class_weights is None else torch.tensor(class_weights, device=self._device)
-        self._pixels = [torch.tensor(each, device=self._device) for each in (config.pixels.mean, config.pixels.std)]
         dtype = torch.bfloat16 if recipe.dtype == "bfloat16" else None
         self._execution = vit_torch.Execution(dtype=dtype, remat=recipe.remat)
         self._model = self._make_model(initial_weights)
@@ -374,9 +373,8 @@ class TorchEngine:
         return self._normalize(images).permute(0, 3, 1, 2)
 
     def _normalize(self, images: Tensor) -> Tensor:
-        """Normalize uint8 images: (x / 255 - mean) / std, in torch's default dtype."""
-        mean, std = self._pixels
-        return (images.to(mean.dtype) / 255 - mean) / std
+        """Normalize images (B, H, W, C) uint8."""
+        return vit_torch.normalize(images, self.config.pixels, channel_dim=-1)
 
 
 def _seed(seed: int, step: int, part: int, process: int) -> int:

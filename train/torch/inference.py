@@ -24,14 +24,12 @@ class TwinPredictor:
     @torch.inference_mode()
     def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return logits or features, (B, outputs)."""
-        return self._model(self._normalize(images)).cpu().numpy()
+        return self._model(self._to_input(images)).cpu().numpy()
 
     @torch.inference_mode()
     def attention_maps(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the attention weights of the last block, (B, heads, T, T)."""
-        return vit_torch.attention_maps(self._model, self._normalize(images)).cpu().numpy()
+        return vit_torch.attention_maps(self._model, self._to_input(images)).cpu().numpy()
 
-    def _normalize(self, images: NDArray[np.uint8]) -> Tensor:
-        mean, std = (torch.tensor(values, device=self._device) for values in (self._pixels.mean, self._pixels.std))
-        x = torch.tensor(images, device=self._device).float() / 255
-        return ((x - mean) / std).permute(0, 3, 1, 2)
+    def _to_input(self, images: NDArray[np.uint8]) -> Tensor:
+        return vit_torch.normalize(torch.tensor(images, device=self._device).permute(0, 3, 1, 2), self._pixels)

@@ -95,7 +95,7 @@ def _block_bytes(s: Step, remat: str) -> int:
     """
     c, t, tensor = s.config, s.tokens, s.sizes["tensor"]
     inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
-    gates = 2 if c.mlp.activation == "swiglu" else 1
+    gates = 2 if c.mlp.is_gated else 1
     if remat == "full":
         return t * c.width * s.compute_bytes
     if remat == "dots":
@@ -106,7 +106,7 @@ def _block_bytes(s: Step, remat: str) -> int:
     is_parallel, scales = c.norms.order == "parallel", c.norms.layer_scale is not None
     norms = 1 if is_parallel else 2
     kept = norms * (c.width * (narrow + (widened or narrow)) + statistics)  # input and output
-    kept += scales * c.width * narrow * (2 if c.norms.mlp_layer_scale and not is_parallel else 1)
+    kept += scales * c.width * narrow * (2 if c.norms.has_second_scale else 1)
     kept += 4 * inner * narrow  # queries, keys, values and output
     if c.attention.qk_norm:
         kept += 2 * (inner * (narrow + widened) + c.num_heads // tensor * statistics)
@@ -141,7 +141,7 @@ def _attention_bytes(s: Step) -> int:
 def _block_peak_bytes(s: Step) -> int:
     """Return the peak bytes of the backward pass of one block for an image: its residuals, if recomputed, and gradients."""
     c, tensor = s.config, s.sizes["tensor"]
-    gates = 2 if c.mlp.activation == "swiglu" else 1
+    gates = 2 if c.mlp.is_gated else 1
     inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
     of_mlp, of_attention = 2 * c.width + (gates + 1) * ff, 2 * c.width + 7 * inner
     recomputed = 0 if s.recipe.remat == "none" else _block_bytes(s, "none")

@@ -65,7 +65,7 @@ FORMAT = Format(
     description="DINOv3 of jax-ml/bonsai in Flax NNX",
     separator="/",
     tables={"mlp": _COMMON + _MLP, "gated": _COMMON + _GATED_MLP},
-    default_variant=lambda config: "gated" if config.mlp.activation == "swiglu" else "mlp",
+    default_variant=lambda config: "gated" if config.mlp.is_gated else "mlp",
     spellings={"qkv": ("q_proj", "k_proj", "v_proj"), "glu": ("gate_proj", "up_proj")},
     ignored_keys={"embeddings/mask_token": "replaces masked patches in pre-training only"},
     constants={

@@ -54,7 +54,7 @@ FORMAT = Format(
         "mlp": BACKBONE + _MORE,
         "swiglu": replace_keys(BACKBONE, {"mlp.fc2": "mlp.w3"}, ("blocks.mlp.fc1",)) + _MORE + _GATE,
     },
-    default_variant=lambda config: "swiglu" if config.mlp.activation == "swiglu" else "mlp",
+    default_variant=lambda config: "swiglu" if config.mlp.is_gated else "mlp",
     aliases={r"blocks\.\d+\.(\d+)\.": r"blocks.\1."},
     ignored_keys={r"mask_token": "replaces masked patches in training"},
     constants={"mask_token | 1 width": lambda config: np.zeros(config.width, np.float32)},

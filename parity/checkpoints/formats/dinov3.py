@@ -134,7 +134,7 @@ FORMAT = Format(
         "mlp": _COMMON + _MORE,
         "swiglu": replace_keys(_COMMON, {"mlp.fc2": "mlp.w3"}, ("blocks.mlp.fc1",)) + _MORE + _GATE,
     },
-    default_variant=lambda config: "swiglu" if config.mlp.activation == "swiglu" else "mlp",
+    default_variant=lambda config: "swiglu" if config.mlp.is_gated else "mlp",
     spellings={"glu": ("w1", "w2")},
     ignored_keys={
         r"mask_token": "replaces masked patches in training",

@@ -141,7 +141,7 @@ FORMAT = Format(
         "swiglu": _COMMON + _SWIGLU + _OUTPUT,
         "swiglufused": _COMMON + _SWIGLU_FUSED + _OUTPUT,
     },
-    default_variant=lambda config: "swiglu" if config.mlp.activation == "swiglu" else "mlp",
+    default_variant=lambda config: "swiglu" if config.mlp.is_gated else "mlp",
     spellings={"glu": ("w1", "w2")},
     ignored_keys={
         "mask_token": "replaces masked patches in training",

@@ -154,8 +154,8 @@ class Format:
 
     The tensors of a checkpoint determine most of its config: the sizes, and which tokens, biases and norms the model has.
     `tables` says where the tensors are.  The other attributes add facts that the tensors do not show, and say which configs
-    the format cannot store.  Only the first four are required.  A "field" below is a field of `ViTConfig`, named with dots
-    as in "norms.eps".
+    the format cannot store.  Only the first four and `assumed_behaviour` are required.  A "field" below is a field
+    of `ViTConfig`, named with dots as in "norms.eps".
 
     Where the parameters are:
 

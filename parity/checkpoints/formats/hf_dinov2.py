@@ -61,13 +61,13 @@ ASSUMED: Fields = {
 
 def default_variant(config: ViTConfig) -> str:
     """Return the variant that transformers writes."""
-    gated = "-gated" if config.mlp.activation == "swiglu" else ""
+    gated = "-gated" if config.mlp.is_gated else ""
     return f"v4{gated}" if config.num_classes else f"v4{gated}-bare"
 
 
 def unsupported(config: ViTConfig, variant: str) -> str:
     """Return the kind of the MLPs if a variant is for the other kind; "" if the variant can store the config."""
-    gated = config.mlp.activation == "swiglu"
+    gated = config.mlp.is_gated
     if gated == ("-gated" in variant):
         return ""
     return f"an MLP that is {'gated' if gated else 'not gated'} in its variant {variant!r}"
@@ -123,7 +123,7 @@ def config_json(config: ViTConfig, model_type: str, model: str, **more: Any) -> 
     Raises:
         InputError: no integer ratio yields the width of the MLPs, and config.json has integer ratios only.
     """
-    gated = config.mlp.activation == "swiglu"
+    gated = config.mlp.is_gated
     classifies = config.head.pool == "token_mean"
     architecture = f"{model}ForImageClassification" if classifies else f"{model}Model"
     fields: dict[str, Any] = {

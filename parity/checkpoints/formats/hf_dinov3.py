@@ -91,7 +91,7 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
         "proj_bias": config.attention.proj_bias,
         "mlp_bias": True,
         "layerscale_value": config.norms.layer_scale,
-        "use_gated_mlp": config.mlp.activation == "swiglu",
+        "use_gated_mlp": config.mlp.is_gated,
         "num_register_tokens": config.tokens.registers,
     }
     return hf.folder_files(config, "bilinear", hf.config_json(config, *TYPES, "DINOv3ViTModel", **more))

@@ -22,7 +22,7 @@ TABLES = {"classifier": "v4", "bare": "v4-bare", "classifier-gated": "v4-gated",
 
 def default_variant(config: ViTConfig) -> str:
     """Return the variant for a model with or without a classifier, and with the config's kind of MLP."""
-    return ("classifier" if config.num_classes else "bare") + ("-gated" if config.mlp.activation == "swiglu" else "")
+    return ("classifier" if config.num_classes else "bare") + ("-gated" if config.mlp.is_gated else "")
 
 
 def read_config(evidence: Evidence) -> Fields:

@@ -165,7 +165,7 @@ def _unsupported_vit(c: ViTConfig, variant: str) -> str:
         for name, value in values.items():
             if c.at(name) != value:
                 return f"{name}={c.at(name)}"
-        if c.mlp.activation == "swiglu" or (c.attention.qkv_bias == "qkv") != (variant == "parallel"):
+        if c.mlp.is_gated or (c.attention.qkv_bias == "qkv") != (variant == "parallel"):
             return f"mlp.activation={c.mlp.activation!r} with attention.qkv_bias={c.attention.qkv_bias!r}"
     return ""
 
@@ -185,7 +185,7 @@ def _unsupported_eva(c: ViTConfig, variant: str) -> str:
     pools_prefix = c.head.pool == "attention" and c.num_prefix > 0
     if c.head.pool_prefix != pools_prefix and c.num_prefix:
         return f"head.pool={c.head.pool!r} with head.pool_prefix={c.head.pool_prefix}"
-    packed, gated = variant.endswith("packed-gate"), c.mlp.activation == "swiglu"
+    packed, gated = variant.endswith("packed-gate"), c.mlp.is_gated
     if c.mlp.norm and gated and packed:
         return "mlp.norm=True with mlp.activation='swiglu'"
     if c.norms.order == "res_post" and c.attention.qk_norm:

@@ -14,6 +14,7 @@ from parity.checkpoints.formats import timm_tables
 from parity.checkpoints.formats.format import Fields
 from parity.checkpoints.formats.timm_constructors import ACTIVATIONS, POOLS
 from vit_spec import InputError, ViTConfig
+from vit_spec.positions import SCALED_ROTARY
 
 ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"swiglu": "silu"}
 
@@ -123,7 +124,7 @@ def _kind(c: ViTConfig) -> str:
     if c.norms.order != "pre":
         return c.norms.order
     gated = "split gate" if timm_tables.default_variant(c) == "vit-split-gate" else "gated"
-    return gated if c.mlp.activation == "swiglu" else "plain"
+    return gated if c.mlp.is_gated else "plain"
 
 
 def _architecture(c: ViTConfig) -> str:
@@ -133,7 +134,7 @@ def _architecture(c: ViTConfig) -> str:
         InputError: no architecture of the config's kind has its norms or its combination of layers.
     """
     kind, norm = _kind(c), (c.norms.kind, c.norms.eps)
-    if c.mlp.activation == "swiglu" and kind in ("distilled", "res_post"):
+    if c.mlp.is_gated and kind in ("distilled", "res_post"):
         raise InputError(
             "timm's config.json cannot express mlp.activation='swiglu' with such blocks: write a file "
             "(weights.safetensors) instead of a folder"
@@ -192,12 +193,12 @@ def _embed_norm(c: ViTConfig) -> Fields:
 def _eva_arguments(c: ViTConfig) -> Fields:
     """Return the arguments of `Eva` besides those that `json_files` gives to both classes."""
     variant, rotary = timm_tables.default_variant(c), c.positions.rotary
-    scaled = rotary in ("eva", "rope_vit")
+    scaled = rotary in SCALED_ROTARY
     return {
         "num_reg_tokens": c.tokens.registers,
         **({} if c.norms.kind == "layer" else {"num_kv_heads": [c.num_heads] * c.depth}),  # the base architecture has 12
         "qkv_fused": "split-qkv" not in variant,
-        "swiglu_mlp": c.mlp.activation == "swiglu",
+        "swiglu_mlp": c.mlp.is_gated,
         # With an alignment, gate and value are two layers; a multiple of 1 does not round the hidden width up.
         "swiglu_align_to": 0 if c.mlp.norm or variant.endswith("packed-gate") else 1,
         "scale_mlp": c.mlp.norm,
@@ -226,7 +227,7 @@ def _eva_arguments(c: ViTConfig) -> Fields:
 def _beit_arguments(c: ViTConfig) -> Fields:
     """Return the arguments of `Beit` besides those that `json_files` gives to all classes."""
     return {
-        "swiglu_mlp": c.mlp.activation == "swiglu",
+        "swiglu_mlp": c.mlp.is_gated,
         "scale_mlp": c.mlp.norm,
         "use_abs_pos_emb": c.positions.kind == "learned",
         "use_rel_pos_bias": not c.positions.relative_shared,

@@ -136,7 +136,7 @@ def is_eva(c: ViTConfig) -> bool:
 
 def default_variant(c: ViTConfig) -> str:
     """Return the variant that timm's published architectures with such blocks have."""
-    gated = c.mlp.activation == "swiglu"
+    gated = c.mlp.is_gated
     if c.norms.order == "parallel":
         return "parallel" if c.attention.qkv_bias == "qkv" else "parallel-no-qkv-bias"
     if not is_eva(c):

@@ -60,6 +60,7 @@ class FlaxRunner:
             inputs: the inputs, with the order of axes in Flax.
             masks: the masks of dropout in training; None in evaluation.
             loss: function of the outputs; None for the mean squared error from targets drawn with `seed`.
+            seed: seed of the targets.
         """
         self._apply, self._masks, self._loss, self._seed = flax_apply, masks, loss, seed
         self.weights, self._inputs = weights, inputs

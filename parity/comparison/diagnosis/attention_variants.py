@@ -10,7 +10,8 @@ import numpy as np
 
 from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis.patches import Inapplicable, Patch, intercept
-from vit_spec import ViTConfig
+from vit_spec import ViTConfig, positions
+from vit_spec.positions import patch_coordinates
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,31 +95,15 @@ def _require_rotary(model: Any) -> None:
         raise Inapplicable("this model has no rotary positions")
 
 
-def patch_coordinates(grid: Grid) -> tuple[Array, Array]:
-    """Return the row and the column of every patch, counted from 0, each (rows * columns,), float64."""
-    y, x = np.indices(grid).reshape(2, -1).astype(np.float64)
-    return y, x
-
-
 def angles_at(c: ViTConfig, grid: Grid, y: Array, x: Array) -> Array:
-    """Return the rotary angles (n, head_dim) at rows y and columns x, counted from 0; fractions are allowed.
-
-    The formulas are the same as in `vit_spec.positions`: `rotary_axial`, `rotary_rows_columns` and `rotary_dinov3`.
-    """
-    d, base = c.head_dim // 2, c.positions.rotary_base
-    if c.positions.rotary in ("eva", "rope_vit"):
-        theta = np.repeat(base ** (-2 * np.arange(d // 2) / d), 2)
-        reference = c.positions.rotary_grid or grid
-        coordinates = ((y, grid[0], reference[0]), (x, grid[1], reference[1]))
-        rows, columns = (np.outer((at + c.positions.rotary_start) / n * to, theta) for at, n, to in coordinates)
-        return np.concatenate([columns, rows] if c.positions.rotary == "rope_vit" else [rows, columns], axis=1)
-    if c.positions.rotary == "axial":
-        theta = np.repeat(base ** (-2 * np.arange(1, d // 2 + 1) / d), 2)
-        return np.concatenate([np.outer(x + 1, theta), np.outer(y + 1, theta)], axis=1)
-    period = base ** (2 * np.arange(d // 2) / d)
-    centres = (2 * (coordinate + 0.5) / side - 1 for coordinate, side in zip((y, x), grid, strict=True))
-    rows, columns = (np.outer(centre, 2 * np.pi / period) for centre in centres)
-    return np.concatenate([rows, columns, rows, columns], axis=1)
+    """Return the rotary angles (n, head_dim) at rows y and columns x, counted from 0; fractions are allowed."""
+    p, head_dim = c.positions, c.head_dim
+    if p.rotary in positions.SCALED_ROTARY:
+        arguments = p.rotary_start, p.rotary_grid, p.rotary == "rope_vit"
+        return positions.rows_columns_angles(y, x, grid, head_dim, p.rotary_base, *arguments)
+    if p.rotary == "axial":
+        return positions.axial_angles(y, x, head_dim, p.rotary_base)
+    return positions.dinov3_angles(y, x, grid, head_dim, p.rotary_base)
 
 
 def with_prefix(c: ViTConfig, patches: Array, prefix: Array | None = None) -> Array:

@@ -10,7 +10,7 @@ from parity.checkpoints.layout import Array
 from parity.checkpoints.surgery import MODES
 from parity.comparison.diagnosis.hypothesis import Edit, Hypothesis
 from vit_spec import Pixels, ViTConfig, rows
-from vit_spec.positions import TABLES
+from vit_spec.positions import SCALED_ROTARY, TABLES
 
 EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-9, 1e-10)
 KNOWN_PIXELS = {  # statistics by which models usually normalize their images
@@ -49,7 +49,7 @@ def _field_values(family: str, field: str, values: dict[str, Any], blocks_unchan
 
 def _activation_eps_scale(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other activations, LayerNorm eps and scales of the attention scores."""
-    if c.mlp.activation != "swiglu":
+    if not c.mlp.is_gated:
         kinds = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none")
         yield from _field_values("activation", "mlp.activation", {kind: kind for kind in kinds})
     yield from _field_values("LayerNorm eps", "norms.eps", {f"{eps:g}": eps for eps in EPS})
@@ -199,15 +199,14 @@ def _rotary(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other kinds of rotary embeddings, other bases, and other coordinates of patches."""
     if c.positions.rotary == "mixed":  # learned frequencies are parameters
         return
-    scaled = ("eva", "rope_vit")
-    for kind in ("axial", "dinov3", *scaled, "none"):
+    for kind in ("axial", "dinov3", *SCALED_ROTARY, "none"):
         fields: dict[str, Any] = {"positions.rotary": kind}
-        if kind not in scaled:
+        if kind not in SCALED_ROTARY:
             fields |= {"positions.rotary_start": 0.0, "positions.rotary_grid": None}
         yield Hypothesis(f"rotary layout is {kind}", "rotary layout", fields=fields)
     bases = (100.0, 10000.0, 1000.0, 10.0, 500000.0, 1000000.0)
     yield from _field_values("rotary base", "positions.rotary_base", {f"{base:g}": base for base in bases})
-    if c.positions.rotary in scaled:
+    if c.positions.rotary in SCALED_ROTARY:
         yield from _field_values("first rotary coordinate", "positions.rotary_start", {"0": 0.0, "1": 1.0, "0.5": 0.5})
         grids = {"that of the images": c.grid, "none": None, "16 x 16": (16, 16), "14 x 14": (14, 14), "24 x 24": (24, 24)}
         yield from _field_values("reference grid of rotary positions", "positions.rotary_grid", grids)
@@ -220,7 +219,7 @@ def _removable_parts(c: ViTConfig) -> Iterator[Hypothesis]:
     if c.norms.before_blocks:
         fields = {"norms.before_blocks": False}
         yield Hypothesis("there is no norm ahead of the blocks", "norm ahead of the blocks", fields=fields)
-    if not c.norms.shared_norm and c.norms.order != "parallel":
+    if c.norms.has_second:
         yield Hypothesis("one norm serves both halves", "shared norm", fields={"norms.shared_norm": True})
     fields = {"attention.value_skip": not c.attention.value_skip}
     what = "not added" if c.attention.value_skip else "added"

@@ -102,7 +102,7 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
             for what, patch in {"RMSNorm": no_mean, "RMSNorm without bias": rms}.items():
                 family = "formula of q_norm and k_norm"
                 yield _hypothesis(f"{subject} {what}", family, patch, per_block=True, rare=True)
-    for norm in ("norm1",) if c.norms.shared_norm or c.norms.order == "parallel" else ("norm1", "norm2"):
+    for norm in ("norm1", "norm2") if c.norms.has_second else ("norm1",):
         for eps in _other_eps(c):
             yield _eps_of(norm, eps, per_block=True)
     final_norms = [
@@ -195,7 +195,7 @@ OTHER_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 def _activations(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other activations of the MLP; for a gated MLP, other activations of the gate."""
-    gated = c.mlp.activation == "swiglu"
+    gated = c.mlp.is_gated
     subject = "the gate's activation" if gated else "activation"
     for name, function in {**(CONFIG_ACTIVATIONS if gated else {}), **OTHER_ACTIVATIONS}.items():
         if not (gated and name == "silu"):
@@ -205,7 +205,7 @@ def _activations(c: ViTConfig) -> Iterator[Hypothesis]:
 
 def block_field_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other values of fields of the config that apply to all blocks, as patches that can be confined to one block."""
-    if c.mlp.activation != "swiglu":
+    if not c.mlp.is_gated:
         for name, function in CONFIG_ACTIVATIONS.items():
             if name != c.mlp.activation:
                 yield _hypothesis(

@@ -73,7 +73,7 @@ def intermediate_names(c: ViTConfig) -> Iterator[str]:
     block_parts = ["norm1", *(("attn.q_norm", "attn.k_norm") if c.attention.qk_norm else ()), "attn.q", "attn.k", "attn.v"]
     block_parts += ["attn.scores", "attn.heads", *(("attn.norm",) if c.attention.out_norm else ()), "attn"]
     if c.norms.order != "parallel":
-        block_parts += ["sum", *(() if c.norms.shared_norm else ("norm2",))]
+        block_parts += ["sum", *(("norm2",) if c.norms.has_second else ())]
     block_parts += ["mlp.fc1", "mlp.activation", *(("mlp.norm",) if c.mlp.norm else ()), "mlp"]
     for number in ("*", *range(c.depth)) if c.depth > 1 else ("*",):
         for part in block_parts:

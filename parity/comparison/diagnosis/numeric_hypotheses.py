@@ -64,7 +64,7 @@ def config_numbers(trial: Trial) -> Iterator[NumericHypothesis]:
         yield NumericHypothesis(((1.0,), (0.5,), (2.0,)), _angle_factor)
         if c.num_prefix:
             yield NumericHypothesis(((0.0, 0.0), (c.grid[0] / 2, c.grid[1] / 2)), _prefix_phase)
-    if c.mlp.activation != "swiglu":
+    if not c.mlp.is_gated:
         yield NumericHypothesis(((1.702,), (1.0,)), _sigmoid_slope)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from parity.comparison.diagnosis.patches import Patch, intercept, patch_intermediate, require
 
-Forward = Callable[[Any, Any, Any], Any]  # (block, tokens (B, T, width), rotary tables) -> tokens
+Forward = Callable[[Any, Any, Any], Any]  # (block, tokens (B, T, width), rotary tables and bias) -> tokens
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def _replace_mlp_activation(mlp: Any, function: Callable[[Any], Any]) -> None:
     def change(name: str, value: Any) -> Any:
         if name != "activation":
             return value
-        if mlp.config.mlp.activation != "swiglu":
+        if not mlp.config.mlp.is_gated:
             return function(captured["x"])
         gate, linear = captured["x"].unbind(-2)
         return function(gate) * linear

@@ -239,7 +239,7 @@ def _swap(a: str, b: str) -> tuple[Edit, Edit]:
 
 def _swiglu_halves(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other orders of the gate and the value of a gated MLP."""
-    if c.mlp.activation != "swiglu":
+    if not c.mlp.is_gated:
         return
     names = (FC1, FC1.replace("weight", "bias")) if c.mlp.bias else (FC1,)
     swapped = tuple(Edit(name, "{w}[:, ::-1]") for name in names)

@@ -59,6 +59,8 @@ def compare(
     """Return the change of each output; tolerances are None.
 
     Args:
+        condition: the name of the condition, for the changes.
+        dtype: the name of the dtype of the outputs, for the changes.
         reference: outputs of all images, in the order of the given inputs.
         found: outputs of a batch.
         images, places: as in `Batch`; None compares all in order.

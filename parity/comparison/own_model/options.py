@@ -10,7 +10,7 @@ from parity.checkpoints.layout import FIXED_SIZES
 from parity.comparison.own_model.candidate import Candidate, Dims
 from parity.comparison.own_model.model import Trace
 from vit_spec import InputError
-from vit_spec.positions import TABLES
+from vit_spec.positions import SCALED_ROTARY, TABLES
 
 _EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3)
 _ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "quick_gelu", "mish", "none")
@@ -132,7 +132,7 @@ class Options:
         starts, grids = self._of("positions.rotary_start", (0.0, 1.0)), self._of("positions.rotary_grid", _ROTARY_GRIDS)
         kinds = []
         for kind, base in product(self._of("positions.rotary", _ROTARY), bases):
-            places = product(starts, grids) if kind in ("eva", "rope_vit") else [(0.0, None)]
+            places = product(starts, grids) if kind in SCALED_ROTARY else [(0.0, None)]
             kinds += [(kind, base, start, grid) for start, grid in places]
         for each, (kind, base, start, grid) in _by_likelihood([list(self.attention(candidate, is_usual=True)), kinds]):
             yield each.with_fields(

@@ -8,6 +8,7 @@ from parity.checkpoints.config_inference import DEFAULTS
 from parity.checkpoints.formats import formats
 from parity.comparison.own_model.candidate import Candidate
 from vit_spec import ViTConfig
+from vit_spec.positions import SCALED_ROTARY
 
 # Fields that a checkpoint does not show.  The statistics of pixels and resampling are no part of a class's function.
 _SHOWN = ("positions.kind",)
@@ -72,7 +73,7 @@ def hidden_fields(config: ViTConfig, given: Sequence[str]) -> dict[str, Any]:
     if config.positions.kind != "learned":
         names += ["positions.kind", "positions.table", "positions.covers"][: 3 if config.positions.kind == "fixed" else 1]
     if config.positions.rotary != "none":
-        names += _ROTARY[: 3 if config.positions.rotary in ("eva", "rope_vit") else 1]
+        names += _ROTARY[: 3 if config.positions.rotary in SCALED_ROTARY else 1]
     if config.head.pool in ("mean", "attention") and config.num_prefix:
         names.append("head.pool_prefix")
     if config.head.pool == "attention":

@@ -220,6 +220,7 @@ def compare_training(
     """Train both twins from the same weights on the same images, in float64 and in float32, and compare the results.
 
     Args:
+        config: the config of the model.
         params: the JAX twin's parameters, as a nested dict, in any floating-point dtype.
         images: (B, H, W, C), normalized, used at every step; the default is four batches of two images, used in turn.
         steps: number of optimizer steps.

@@ -1,0 +1,28 @@
+"""Normalization of the PyTorch twin's images."""
+
+import torch
+from torch import Tensor
+
+from vit_spec import Pixels
+
+
+def normalize(images: Tensor, pixels: Pixels, *, channel_dim: int = -3) -> Tensor:
+    """Return (images / 255 - mean) / std, the input of a `ViT`: (..., C, H, W) -> (..., C, H, W).
+
+    Args:
+        images: values from 0 to 255, (..., C, H, W), of an integer or floating-point dtype.  The result has
+            their dtype, but at least PyTorch's default dtype.
+        pixels: mean and std; `pixels` of the model's config.
+        channel_dim: the dimension of the channels, in the images and in the result; -1 for (..., H, W, C).
+
+    Raises:
+        vit_spec.InputError: `pixels` is for another number of channels.
+    """
+    pixels.check(in_channels=images.shape[channel_dim])
+    x = images.to(torch.promote_types(images.dtype, torch.get_default_dtype())).movedim(channel_dim, -1)
+    # Each value is filled in on the device: to copy them there would wait for the device, in every training step.
+    mean, std = (
+        torch.stack([torch.full((), value, dtype=x.dtype, device=x.device) for value in values])
+        for values in (pixels.mean, pixels.std)
+    )
+    return ((x / 255 - mean) / std).movedim(-1, channel_dim)
