@@ -31,7 +31,7 @@ from parity.comparison.any_model.trace.origin import (
     find_wrong_gradient,
 )
 from parity.comparison.any_model.trace.precision import find_imprecise_operation
-from parity.comparison.any_model.trace.tables import Table, find_rounded_tables
+from parity.comparison.any_model.trace.tables import Table, find_epsilons, find_rounded_tables
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ErrorBudget, ErrorNorms
 from vit_spec import InputError
 
@@ -303,7 +303,9 @@ class Comparison:
 
     def use_one_table(self) -> None:
         """Use PyTorch's constants in Flax where both differ only because one model has rounded them to float32."""
-        self.tables = find_rounded_tables(*self.graphs())
+        graphs = self.graphs()
+        epsilons = find_epsilons(*graphs, lambda side: getattr(self, side).record("float32"))
+        self.tables = (*find_rounded_tables(*graphs), *epsilons)
         if self.tables:
             self.flax.use_tables([(table.flax, table.torch) for table in self.tables])
             self.run("float64")
