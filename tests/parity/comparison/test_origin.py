@@ -500,6 +500,28 @@ def test_results_that_differ_in_their_order_alone_are_not_said_to_differ_by_a_ro
     assert str(replace(origin, difference=6.7e-12)).endswith("the results differ by 6.7e-12")
 
 
+def test_masked_entries_do_not_hide_that_the_others_differ() -> None:
+    mask = np.array([True, False, False])
+
+    class Masked(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            return jnp.where(mask, -9e7, 1.00001 * linen.Dense(3, name="fc")(x))
+
+    class TorchMasked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x).masked_fill(torch.from_numpy(mask), -9e7)
+
+    variables = Masked().init(jax.random.key(0), TOKENS)
+    report = compare_models(Masked().apply, variables, TorchMasked(), TOKENS, level="function")
+    assert report.origin is not None and report.origin.kind == "operation"
+    assert 1e-6 < report.origin.difference < 1e-4, str(report.origin)
+
+
 class RmsNorm(nn.Module):
     """A norm without parameters."""
 

@@ -12,6 +12,7 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parity.comparison.any_model.trace.graph import (
     CONSTANT,
@@ -25,6 +26,8 @@ from parity.comparison.any_model.trace.graph import (
 )
 from parity.comparison.any_model.trace.places import Line, Place, lines_between
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
+
+Array = NDArray[Any]
 
 _STEPS = ("between", "layers")  # kinds of origins at which a step may be missing
 _MAX_PERMUTED = 5  # axes of arrays whose orders are compared
@@ -451,6 +454,14 @@ def _difference(flax: Graph, torch: Graph, first_flax: int, first_torch: int) ->
         for operation in other.operations[first_other : first_other + _NEXT_OPERATIONS]:
             array = other.values[operation.outputs[0]].array if operation.outputs else None
             if result is not None and array is not None and result.size == array.size and array.dtype.kind == "f":
-                error = ErrorNorms.of(np.sort(array, axis=None), np.sort(result, axis=None)).relative_rms()
-                found.append(error if np.isfinite(error) else 0.0)
+                found.append(_difference_of_entries(array, result))
     return min(found, default=0.0)
+
+
+def _difference_of_entries(array: Array, reference: Array) -> float:
+    """Return the relRMS between two arrays in the order of their entries; 0 if it is not finite."""
+    one, other = (np.sort(each, axis=None).astype(np.float64) for each in (array, reference))
+    error = ErrorNorms.of(one, other).relative_rms()
+    if error <= FLOAT64_TOLERANCE:  # a few huge entries, such as those of a mask, may hide the others
+        error = max(error, ErrorNorms.of(one / (1 + np.abs(one)), other / (1 + np.abs(other))).relative_rms())
+    return error if np.isfinite(error) else 0.0
