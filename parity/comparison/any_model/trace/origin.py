@@ -19,9 +19,11 @@ from parity.comparison.any_model.trace.graph import (
     IDENTITY,
     INPUTS,
     WEIGHTS,
+    Fingerprint,
     Graph,
     Index,
     Operation,
+    Value,
     without_repetition,
 )
 from parity.comparison.any_model.trace.places import Line, Place, lines_between
@@ -155,9 +157,55 @@ def _classes_of_values(flax: Graph, torch: Graph) -> tuple[dict[int, int], dict[
             classes[n >= n_flax][number] = equal[0]
         elif not others:
             unknown[n >= n_flax].add(number)
+    _add_stacked_values(values, index, n_flax, classes, unknown)
     for graph, known, own in zip((flax, torch), classes, unknown, strict=True):
         _add_repeated_values(graph, known, own)
     return classes
+
+
+def _add_stacked_values(
+    values: Sequence[Value],
+    index: Index,
+    n_flax: int,
+    classes: tuple[dict[int, int], dict[int, int]],
+    unknown: tuple[set[int], set[int]],
+) -> None:
+    """Add the values that stack several of the other model, as those of an ensemble under `jax.vmap`, and these.
+
+    values: those of both models; the first `n_flax` are Flax's.
+    unknown: as in `_add_repeated_values`, for each model.
+    """
+    ranges = (range(n_flax), range(n_flax, len(values)))
+    for side, other in ((0, 1), (1, 0)):
+        for n in sorted(unknown[side]):
+            value = values[ranges[side][n]]
+            members = _members(value.array, values, index, ranges[other]) if value.source == INPUTS else []
+            own = [ranges[other].index(m) for m in members]
+            if own:
+                classes[side][n] = next((classes[other][m] for m in own if m in classes[other]), ranges[side][n])
+                classes[other].update({m: classes[side][n] for m in own if m not in classes[other]})
+
+
+def _members(array: Array | None, values: Sequence[Value], index: Index, others: range) -> list[int]:
+    """Return the values among others that are parts of an array along one of its axes; each part has at least one of them.
+
+    They are computed in the order of the parts.
+    """
+    for axis, n_parts in enumerate(() if array is None else array.shape):
+        found: list[int] = []
+        last = -1  # the first value of the last part
+        for part in np.moveaxis(np.asarray(array), axis, 0):
+            fingerprint = Fingerprint.of(part)
+            equal = sorted(index.find(fingerprint)) if fingerprint is not None else []
+            later = [m for m in equal if m in others and m > last and _may_have_same_order(part, values[m].array)]
+            if not later:
+                break
+            last = later[0]
+            found += later
+        else:
+            if n_parts > 1:
+                return found
+    return []
 
 
 def _add_repeated_values(graph: Graph, classes: dict[int, int], unknown: set[int]) -> None:
@@ -270,7 +318,8 @@ class _Side:
         left = list(values)
         while left:
             n = left.pop()
-            if n not in found and n not in self.classes and self.graph.values[n].fingerprint is not None:
+            is_known = self.graph.values[n].fingerprint is not None and not self._is_stored_apart(n)
+            if is_known and n not in found and n not in self.classes:
                 found.add(n)
                 left += self.graph.inputs_of(n)
         return found
