@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from parity.comparison.any_model import weights as model_weights
 from parity.comparison.any_model.correspondence import Correspondence, match
 from parity.comparison.any_model.flax_runner import FlaxRunner
+from parity.comparison.any_model.hints import other_momenta, swapped_outputs
 from parity.comparison.any_model.inputs import as_arrays
 from parity.comparison.any_model.matching import Evidence, Uses
 from parity.comparison.any_model.outputs import Permutations, as_lines, pair_outputs, parse_losses, parse_permutations
@@ -367,7 +368,11 @@ class Comparison:
         return [key for key, array in known.items() if ErrorNorms.of(own[key], array).relative_rms() > FLOAT32_TOLERANCE]
 
     def _hints(self) -> Iterator[str]:
-        if self._contradicting:
+        flax, torch = (self.runs[f"{side} float64"] for side in ("flax", "torch"))
+        swapped = list(swapped_outputs(flax, torch, self.names))
+        yield from swapped
+        yield from other_momenta(flax, torch, self.torch.weights, self.torch.batch_norms)
+        if self._contradicting and not swapped:
             pairs = _listed([f"{a} <-> {b}" for a, b in self._contradicting])
             yield f"the models agree if names do not count: {pairs}; if this is right, say so in layouts"
         if self.torch.is_detached:
