@@ -4,6 +4,7 @@ pytest loads this module for every project in the environment.  It therefore has
 when a test uses the fixture: the project may have a package `parity` of its own.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 FOLDER = "parity_goldens"  # a folder next to the test file
+
+_RECORDED = pytest.StashKey[dict[Path, str]]()  # the test that has recorded each golden file of the session
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Create the file of --parity-json, empty."""
+    config.stash[_RECORDED] = {}
     path = _json_path(config)
     if path is None or hasattr(config, "workerinput"):  # a worker of pytest-xdist: its controller has created the file
         return
@@ -53,7 +57,7 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     from parity.comparison.any_model.assertion import compare_models
     from parity.comparison.any_model.report import UnequalWeightsError
 
-    calls = 0
+    calls, test = 0, _test_name(request.node)
 
     def write(facts: dict[str, Any], changes: list[str]) -> None:
         if (path := _json_path(request.config)) is not None:
@@ -79,11 +83,11 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     def assert_and_record(*arguments: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         nonlocal calls
-        path, calls = _golden_path(request.path, request.node.name, calls), calls + 1
+        path, calls = _golden_path(request.path, test, calls), calls + 1
         report = compare(arguments, options)
         verify = path.exists() and not request.config.getoption("parity_record")
         try:
-            lines = golden_outputs.verify(path, report) if verify else []
+            lines = golden_outputs.verify(path, report, test) if verify else []
         except InputError as error:
             write(report.facts(), [str(error)])
             raise
@@ -91,15 +95,26 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
         if lines or not report.passed:
             raise AssertionError("\n".join([*lines, str(report)]))
         if not verify and request.config.getoption("parity_record"):
-            golden_outputs.record(path, report)
+            if (other := request.config.stash[_RECORDED].setdefault(path, test)) != test:
+                raise InputError(f"{path} has just been recorded by {other}, and is also the file of {test}: rename a test")
+            golden_outputs.record(path, report, test)
         return report
 
     return assert_and_record
 
 
+def _test_name(item: pytest.Item) -> str:
+    """Return the name of a test in its file, with its classes and parameters, as in "TestPort.test_it[small]"."""
+    classes = [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
+    return ".".join([*classes, item.name])
+
+
 def _golden_path(file: Path, test: str, call: int) -> Path:
     """Return the path of the golden file for one call of the fixture in a test; calls are counted from 0."""
-    name = re.sub(r"[^\w.=,\[\]-]", "_", f"{file.stem}.{test}")
+    exact = f"{file.stem}.{test}"
+    name = re.sub(r"[^\w.=,\[\]-]", "_", exact)
+    if name != exact:  # "a/b" and "a b" become the same
+        name += f"-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
     return file.parent / FOLDER / f"{name}{f'.{call}' if call else ''}.npz"
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from parity.comparison.any_model import weights as model_weights
 from parity.comparison.any_model.correspondence import Correspondence, match
 from parity.comparison.any_model.flax_runner import FlaxRunner
+from parity.comparison.any_model.hints import other_momenta, swapped_outputs
 from parity.comparison.any_model.inputs import as_arrays
 from parity.comparison.any_model.matching import Evidence, Uses
 from parity.comparison.any_model.outputs import Permutations, as_lines, pair_outputs, parse_losses, parse_permutations
@@ -31,7 +32,7 @@ from parity.comparison.any_model.trace.origin import (
     find_wrong_gradient,
 )
 from parity.comparison.any_model.trace.precision import find_imprecise_operation
-from parity.comparison.any_model.trace.tables import Table, find_rounded_tables
+from parity.comparison.any_model.trace.tables import Table, find_epsilons, find_rounded_tables
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ErrorBudget, ErrorNorms
 from vit_spec import InputError
 
@@ -303,7 +304,9 @@ class Comparison:
 
     def use_one_table(self) -> None:
         """Use PyTorch's constants in Flax where both differ only because one model has rounded them to float32."""
-        self.tables = find_rounded_tables(*self.graphs())
+        graphs = self.graphs()
+        epsilons = find_epsilons(*graphs, lambda side: getattr(self, side).record("float32"))
+        self.tables = (*find_rounded_tables(*graphs), *epsilons)
         if self.tables:
             self.flax.use_tables([(table.flax, table.torch) for table in self.tables])
             self.run("float64")
@@ -366,7 +369,11 @@ class Comparison:
         return [key for key, array in known.items() if ErrorNorms.of(own[key], array).relative_rms() > FLOAT32_TOLERANCE]
 
     def _hints(self) -> Iterator[str]:
-        if self._contradicting:
+        flax, torch = (self.runs[f"{side} float64"] for side in ("flax", "torch"))
+        swapped = list(swapped_outputs(flax, torch, self.names))
+        yield from swapped
+        yield from other_momenta(flax, torch, self.torch.weights, self.torch.batch_norms)
+        if self._contradicting and not swapped:
             pairs = _listed([f"{a} <-> {b}" for a, b in self._contradicting])
             yield f"the models agree if names do not count: {pairs}; if this is right, say so in layouts"
         if self.torch.is_detached:

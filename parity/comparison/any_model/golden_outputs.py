@@ -1,8 +1,8 @@
 """Golden files of `assert_parity`: outputs of a pair of models, recorded once and verified by later runs.
 
 One npz file contains PyTorch's float64 outputs by name, and a JSON header: the float32 errors of each framework from these
-outputs, a digest of the weights and inputs, and the versions of the libraries.  Outputs in float64 differ between machines
-by at most 1e-13.
+outputs, a digest of the weights and inputs, the name of the test, and the versions of the libraries.  Outputs in float64
+differ between machines by at most 1e-13.
 """
 
 import json
@@ -32,13 +32,15 @@ _MAX_HEADER = 1 << 24  # bytes
 PACKAGES = {"flax": ("jax", "flax"), "torch": ("torch",)}  # side -> the packages whose versions it depends on
 
 
-def record(path: Path, report: Report) -> None:
+def record(path: Path, report: Report, test: str) -> None:
     """Write the golden file of a comparison that passed; an existing file is replaced.
 
     path: a path that ends in .npz; its folder is created if necessary.
+    test: the name of the test, which `verify` checks.
     """
     reference = _outputs(report, "torch float64")
     header = {
+        "test": test,
         "digest": report.digest,
         "environment": dict(report.environment),
         "distances": {
@@ -51,13 +53,15 @@ def record(path: Path, report: Report) -> None:
     np.savez_compressed(path, header=np.array(json.dumps(header)), **reference)  # type: ignore[arg-type]
 
 
-def verify(path: Path, report: Report) -> list[str]:
+def verify(path: Path, report: Report, test: str) -> list[str]:
     """Return a line for each framework whose outputs differ from a golden file, with the versions then and now.
 
     Raises:
-        InputError: the file is no golden file, or was recorded with other weights or inputs.
+        InputError: the file is no golden file, or was recorded by another test, or with other weights or inputs.
     """
     header, recorded = _read(path)
+    if (other := header.get("test", test)) != test:  # files of earlier versions have no name
+        raise InputError(f"{path} was recorded by {other}, and not by {test}: record it again with --parity-record")
     if header["digest"] != report.digest or recorded.keys() != _outputs(report, "torch float64").keys():
         raise InputError(f"{path} was recorded with other weights, inputs or outputs: record it again with --parity-record")
     return [

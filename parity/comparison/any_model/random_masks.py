@@ -8,6 +8,7 @@ would seem to be different functions: those of other functions of PyTorch, and t
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,6 +52,8 @@ class MaskStream:
         if n >= len(self.calls["flax"]):  # a dropout is missing in flax, see `differences`
             return self._uniform(n, shape) < keep
         of_flax = self.calls["flax"][n][0]
+        if _coarser_side(of_flax, shape):  # the masks cannot be the same, see `differences`
+            return self._uniform(n, shape) < keep
         numbers = self._uniform(n, of_flax)
         if shape != of_flax:
             if sorted(shape) != sorted(of_flax) or len(set(shape)) != len(shape):
@@ -62,14 +65,17 @@ class MaskStream:
         return numbers < keep
 
     def differences(self) -> dict[str, float]:
-        """Return how much the rates of dropout and the numbers of calls differ between the last runs of both frameworks.
+        """Return how much dropout differs between the last runs of both frameworks: its rates, the entries that it drops
+        together, which count as 1, and the numbers of calls.
 
         The masks of a few entries may happen to be the same for two rates.
         """
         flax, torch = self.calls["flax"], self.calls["torch"]
         found = {f"rate of dropout {n}": abs(a - b) for n, ((_, a), (_, b)) in enumerate(zip(flax, torch, strict=False))}
+        shapes = enumerate(zip(flax, torch, strict=False))
         return {
             **{name: difference for name, difference in found.items() if difference > _SAME_RATE},
+            **{f"entries of dropout {n}": 1.0 for n, ((a, _), (b, _)) in shapes if _coarser_side(a, b)},
             **({"number of dropouts": float(abs(len(flax) - len(torch)))} if len(flax) != len(torch) else {}),
         }
 
@@ -78,7 +84,15 @@ class MaskStream:
         flax, torch = self.calls["flax"], self.calls["torch"]
         if len(flax) != len(torch):
             yield f"flax calls dropout {len(flax)} times and torch {len(torch)} times"
-        for n, ((_, a), (_, b)) in enumerate(zip(flax, torch, strict=False)):
+        for n, ((of_flax, a), (of_torch, b)) in enumerate(zip(flax, torch, strict=False)):
+            if side := _coarser_side(of_flax, of_torch):
+                shapes = {"flax": of_flax, "torch": of_torch}
+                other = "torch" if side == "flax" else "flax"
+                axes = ", ".join(str(k) for k, length in enumerate(shapes[side]) if length == 1 < shapes[other][k])
+                yield (
+                    f"dropout {n}: {side} drops all entries along axis {axes} together, and {other} each entry by itself: "
+                    f"their masks have shapes {shapes[side]} and {shapes[other]}"
+                )
             if abs(a - b) > _SAME_RATE:
                 yield f"dropout {n}: the rate is {1 - a:.3g} in flax and {1 - b:.3g} in torch"
 
@@ -185,6 +199,14 @@ class MaskStream:
 
         with Mode():
             yield
+
+
+def _coarser_side(flax: tuple[int, ...], torch: tuple[int, ...]) -> str:
+    """Return the framework whose mask has length 1 along axes of the other's mask, in any order of axes; "" if none has."""
+    lengths = [Counter(length for length in shape if length > 1) for shape in (flax, torch)]
+    if len(flax) != len(torch) or lengths[0] == lengths[1]:
+        return ""
+    return "flax" if lengths[0] <= lengths[1] else "torch" if lengths[1] <= lengths[0] else ""
 
 
 def _is_in_loop() -> bool:

@@ -34,8 +34,8 @@ class Row:
 
     Attributes:
         name: "output", "output.logits", "loss", "gradient of KEY", "gradient of input 0", or "gradient" for the gradients
-            of all parameters as one vector; in training also "statistics KEY", and "rate of dropout 0" for a rate that
-            differs.
+            of all parameters as one vector; in training also "statistics KEY", and "rate of dropout 0" or "entries
+            of dropout 0" for a dropout that differs.
         difference: relRMS between Flax and PyTorch in float64; of rates, the difference.
         same_function: whether the tensor passes G0.
         same_precision: whether it passes G1; always true for the gradient of a single parameter or input, which G1 does

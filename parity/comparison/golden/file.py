@@ -178,7 +178,7 @@ class Golden:
         if "header" not in arrays:
             raise InputError(f"{path} is not a golden file: give one, which `python -m parity golden record` writes")
         try:
-            return cls._parse(arrays)
+            return cls._parse(path, arrays)
         except InputError as error:
             text = str(error)
             if str(path) in text:
@@ -188,9 +188,9 @@ class Golden:
             ) from None
 
     @classmethod
-    def _parse(cls, arrays: Mapping[str, Any]) -> Self:
+    def _parse(cls, path: Path, arrays: Mapping[str, Any]) -> Self:
         """Return the contents of a file from its arrays; raise InputError if they do not fit each other."""
-        header = _parse_header(arrays["header"])
+        header = _parse_header(path, arrays["header"])
         config = ViTConfig.from_json(json.dumps(header["config"]))
         shapes = _parse_shapes(header["tensors"])
         _check_shapes(shapes, config)
@@ -249,13 +249,14 @@ _HEADER_TYPES: dict[str, type] = {
 }
 
 
-def _parse_header(array: Any) -> dict[str, Any]:
+def _parse_header(path: Path, array: Any) -> dict[str, Any]:
     """Return the header, with the types of its fields checked."""
     if array.dtype != np.uint8 or array.nbytes > _MAX_HEADER:
         raise InputError(f"its header has {array.nbytes} bytes of {array.dtype}, expected at most {_MAX_HEADER} of uint8")
     header = bounded_json.parse_object(np.asarray(array).tobytes(), max_bytes=_MAX_HEADER)
-    if (version := header.get("golden")) != _VERSION:
-        raise InputError(f"its header has version {version!r}, expected {_VERSION}: update the package, or record it again")
+    version = header.get("golden")
+    if type(version) is int and version != _VERSION:
+        raise InputError(f"{path} has version {version}, expected {_VERSION}: update the package, or record it again")
     if wrong := sorted(header.keys() ^ _HEADER_TYPES.keys()):
         raise InputError(f"missing or unexpected keys in its header: {header_checks.quote_names(wrong)}")
     for name, kind in _HEADER_TYPES.items():

@@ -18,6 +18,7 @@ from parity.comparison.own_model.construct import Built, build, few_threads, fir
 from parity.comparison.own_model.images import image_shapes
 from parity.comparison.own_model.model import Array, ImageShape, OwnModel, Trace, as_float64
 from parity.comparison.own_model.options import Options
+from parity.comparison.own_model.pixels import check_pixels
 from parity.comparison.own_model.proof import Proof, check_other_inputs, prove, random_weights
 from parity.comparison.own_model.search import Search
 from parity.comparison.own_model.stages import Failure
@@ -177,6 +178,7 @@ def _derive_for(model: OwnModel, weights: OwnWeights, images: ImageShape, given:
                 "two forward passes with the same weights and images return different outputs: let dropout depend on the "
                 "training mode, and switch it off for inference"
             )
+        check_pixels(model, trial, pixels, first)
         trace = model.trace(trial, pixels)
         unused = [key for key in model.weights if key not in trace.order]
         if wrong := [key for key in unused if key not in weights.ignored]:

@@ -533,6 +533,68 @@ def test_each_call_in_a_test_has_its_own_golden_file(pytester: pytest.Pytester, 
     assert names == {"test_two.test_it.npz", "test_two.test_it.1.npz"}
 
 
+TWO_TESTS = """
+import flax.linen, jax.numpy as jnp, numpy as np, pytest, torch
+
+def compare(assert_parity, weight):
+    params = {"params": {"kernel": jnp.ones((4, 2)) * weight, "bias": jnp.arange(2.0)}}
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    assert_parity(flax.linen.Dense(2).apply, params, torch.nn.Linear(4, 2), x)
+
+"""
+SAME_NAMES = {
+    "classes": """
+class TestSmall:
+    def test_port(self, assert_parity): compare(assert_parity, 1.5)
+
+class TestLarge:
+    def test_port(self, assert_parity): compare(assert_parity, 2.5)
+""",
+    "parameters": """
+@pytest.mark.parametrize("weight", [1.5, 2.5, 3.5], ids=["a/b", "a b", "a_b"])
+def test_port(assert_parity, weight): compare(assert_parity, weight)
+""",
+}
+SAME_FILE = """
+def test_port(assert_parity): compare(assert_parity, 1.5), compare(assert_parity, 2.5)
+
+def port(assert_parity): compare(assert_parity, 3.5)
+globals()["test_port.1"] = port
+"""
+
+
+@pytest.mark.parametrize("tests", SAME_NAMES)
+def test_similar_names_of_tests_have_their_own_golden_files(pytester: pytest.Pytester, project: Any, tests: str) -> None:
+    pytester.makepyfile(test_two=TWO_TESTS + SAME_NAMES[tests])
+    options = ("-p", "twin_vision_transformers_pytest", "-p", "no:cacheprovider")
+    recorded = pytester.runpytest_inprocess(*options, "--parity-record").parseoutcomes()
+    names = {path.name for path in (pytester.path / "parity_goldens").iterdir()}
+    assert {"passed": len(names)} == recorded == pytester.runpytest_inprocess(*options).parseoutcomes()
+    plain = {"classes": "test_two.TestSmall.test_port.npz", "parameters": "test_two.test_port[a_b].npz"}
+    assert plain[tests] in names
+
+
+def test_two_tests_do_not_share_a_golden_file(pytester: pytest.Pytester, project: Any) -> None:
+    pytester.makepyfile(test_two=TWO_TESTS + SAME_FILE)
+    options = ("-p", "twin_vision_transformers_pytest", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess(*options, "--parity-record")
+    assert result.parseoutcomes() == {"passed": 1, "failed": 1}
+    text = "1.npz has just been recorded by test_port, and is also the file of test_port.1: rename a test"
+    assert text in result.stdout.str()
+    result = pytester.runpytest_inprocess(*options)
+    assert result.parseoutcomes() == {"passed": 1, "failed": 1}
+    assert "was recorded by test_port, and not by test_port.1: record it again with --parity-record" in result.stdout.str()
+
+
+def test_a_golden_file_without_the_name_of_its_test_is_verified(project: Any) -> None:
+    """Earlier versions did not write it."""
+    project("--parity-record")
+    edit_golden_file(project.golden, lambda header, _: header.pop("test"))
+    assert project()[0] == {"passed": 1}
+    edit_golden_file(project.golden, lambda _, arrays: arrays.update(output=2 * arrays["output"]))
+    assert project()[0] == {"failed": 1}
+
+
 def test_the_plugin_imports_neither_framework_nor_parity() -> None:
     code = "import sys, twin_vision_transformers_pytest as _; print(sorted({'jax', 'torch', 'parity'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"

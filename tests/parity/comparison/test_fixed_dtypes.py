@@ -304,6 +304,69 @@ def test_a_number_that_flax_rounds_to_float32_is_the_number_of_torch() -> None:
     assert not compare_models(flax.apply, random_variables(flax, ROWS), other, ROWS, level="function").passed
 
 
+class TorchNormed(TorchLinear):
+    """The layer after an RMS norm, by default with PyTorch's default epsilon."""
+
+    def __init__(self, eps: Any = None) -> None:
+        super().__init__()
+        self.norm, self.eps = nn.RMSNorm(4), eps
+
+    def forward(self, x: Any) -> Any:
+        if self.eps is None:
+            return self.fc(self.norm(x))
+        return self.fc(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps(x.dtype)) * self.norm.weight)
+
+
+def compare_norms(flax_eps: Any, torch_eps: Any = None, scale: float = 1.0) -> Any:
+    """Return the report of an RMS norm; each epsilon is a function of the dtype, or None for PyTorch's default."""
+
+    def apply(params: Any, x: Any) -> Any:
+        y = x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + flax_eps(x.dtype)) * params["norm"]["scale"]
+        return y @ params["fc"]["kernel"] + params["fc"]["bias"]
+
+    rng = np.random.default_rng(1)
+    shapes = {"norm": {"scale": (4,)}, "fc": {"kernel": (4, 2), "bias": (2,)}}
+    params = jax.tree.map(lambda shape: rng.random(shape, np.float32), shapes, is_leaf=lambda x: isinstance(x, tuple))
+    return compare_models(apply, params, TorchNormed(torch_eps), scale * ROWS)
+
+
+NORMS: dict[str, Any] = {
+    "that of the dtype": (lambda dtype: jnp.finfo(dtype).eps,),
+    "that of float32": (lambda _: np.finfo(np.float32).eps,),
+    "that of float32 for that of the dtype": (lambda _: np.finfo(np.float32).eps, lambda dtype: torch.finfo(dtype).eps),
+}
+WRONG_NORMS: dict[str, Any] = {
+    "another": (lambda _: 1e-6,),
+    "that of float64": (lambda _: np.finfo(np.float64).eps,),
+    "that of the dtype for another": (lambda dtype: jnp.finfo(dtype).eps, lambda _: 1e-6),
+    "that of float64 for that of the dtype": (lambda _: np.finfo(np.float32).eps, lambda _: np.finfo(np.float64).eps),
+}
+
+
+@pytest.mark.parametrize("norms", NORMS)
+def test_an_epsilon_of_the_dtype_is_that_of_float32(norms: str) -> None:
+    report = compare_norms(*NORMS[norms])
+    assert report.passed, str(report)
+
+
+def test_an_epsilon_of_the_dtype_is_named() -> None:
+    report = compare_norms(*NORMS["that of the dtype"])
+    assert "the same for the first check: the epsilon of the dtype, for which torch has that of float32, 1.2e-07" in str(
+        report
+    )
+
+
+def test_an_epsilon_of_the_dtype_counts_as_that_of_float32_for_small_numbers() -> None:
+    """Their outputs differ by a tenth between the two epsilons."""
+    assert compare_norms(*NORMS["that of the dtype"], scale=1e-3).passed
+
+
+@pytest.mark.parametrize("norms", WRONG_NORMS)
+def test_another_epsilon_fails(norms: str) -> None:
+    report = compare_norms(*WRONG_NORMS[norms])
+    assert not report.passed and not report.tables, str(report)
+
+
 class Sliced(linen.Module):
     """A layer that runs without 64-bit types only: it mixes integers of fixed and of default types."""
 

@@ -205,6 +205,47 @@ def test_the_dropout_of_nnx_has_the_same_masks(rate: float) -> None:
     assert 0 < (report.runs["torch float64"]["output"] == 0).mean() < 1
 
 
+class DroppedRows(nnx.Module):
+    """A layer with a dropout, and the axes along which all entries are dropped together."""
+
+    def __init__(self, axes: tuple[int, ...]) -> None:
+        rngs = nnx.Rngs(0)
+        self.fc, self.dropout = nnx.Linear(4, 6, rngs=rngs), nnx.Dropout(0.5, broadcast_dims=axes, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.dropout(self.fc(x))
+
+
+class TorchDroppedRows(nn.Module):
+    """The same layer; `nn.Dropout1d` drops all entries along the last axis together."""
+
+    def __init__(self, whole_rows: bool) -> None:
+        super().__init__()
+        self.fc, self.dropout = nn.Linear(4, 6), nn.Dropout1d() if whole_rows else nn.Dropout()
+
+    def forward(self, x: Any) -> Any:
+        return self.dropout(self.fc(x))
+
+
+@pytest.mark.parametrize(
+    ("axes", "whole_rows", "hint"),
+    [
+        ((2,), True, ""),
+        ((1,), False, "flax drops all entries along axis 1 together, and torch each entry by itself"),
+        ((), True, "torch drops all entries along axis 2 together, and flax each entry by itself"),
+    ],
+)
+def test_a_dropout_of_whole_rows_in_one_model_fails_and_is_named(axes: Any, whole_rows: bool, hint: str) -> None:
+    flax = perturbed_module(DroppedRows(axes))
+    flax.train()
+    x = np.random.default_rng(1).standard_normal((2, 5, 4)).astype(np.float32)
+    report = compare_models(DroppedRows.__call__, flax, TorchDroppedRows(whole_rows), x, train=True)
+    assert report.passed == (not hint), str(report)
+    if hint:
+        assert f"hint: dropout 0: {hint}: their masks have shapes (2, " in str(report)
+        assert "entries of dropout 0" in {row.name for row in report.rows if not row.same_function}
+
+
 def _drop_path_by_rand(y: Any) -> Any:
     return y * torch.floor(0.7 + torch.rand(len(y), 1)) / 0.7
 

@@ -476,6 +476,43 @@ def test_running_statistics_are_compared_with_the_variance_that_pytorch_computes
     assert wrong == {"statistics 2.running_mean", "statistics 2.running_var"}
 
 
+@pytest.mark.parametrize("momentum", [0.1, 0.99])
+def test_another_momentum_of_a_batch_norm_is_named(momentum: float) -> None:
+    report = compare_in_training(Dropped(momentum=momentum), mutable=True)
+    hint = f"2.running_mean: the momentum is {momentum} in flax and 0.1 in torch"
+    assert [each for each in report.hints if each.startswith(hint) and each.endswith("give flax 0.9")], report.hints
+    assert not compare_in_training(mutable=True).hints
+
+
+class TorchTwoOutputs(nn.Module):
+    """Two layers of the same shape, and their outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.q(x), self.k(x)
+
+
+class TwoOutputs(linen.Module):
+    """The same layers, and their outputs in the other order."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        q, k = linen.Dense(4, name="q")(x), linen.Dense(4, name="k")(x)
+        return k, q
+
+
+def test_swapped_outputs_are_named_and_no_layouts_are_advised() -> None:
+    x = RNG.standard_normal((3, 4)).astype(np.float32)
+    report = compare_models(TwoOutputs().apply, random_variables(TwoOutputs(), x), TorchTwoOutputs(), x)
+    assert not report.passed and report.hints == (
+        "output.0 of flax is output.1 of torch: return the outputs in the same order",
+        "output.1 of flax is output.0 of torch: return the outputs in the same order",
+    )
+
+
 class Three(nn.Module):
     """Three matrices of its own, of which the second one is square, and a fault."""
 

@@ -500,6 +500,62 @@ def test_results_that_differ_in_their_order_alone_are_not_said_to_differ_by_a_ro
     assert str(replace(origin, difference=6.7e-12)).endswith("the results differ by 6.7e-12")
 
 
+def test_masked_entries_do_not_hide_that_the_others_differ() -> None:
+    mask = np.array([True, False, False])
+
+    class Masked(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            return jnp.where(mask, -9e7, 1.00001 * linen.Dense(3, name="fc")(x))
+
+    class TorchMasked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x).masked_fill(torch.from_numpy(mask), -9e7)
+
+    variables = Masked().init(jax.random.key(0), TOKENS)
+    report = compare_models(Masked().apply, variables, TorchMasked(), TOKENS, level="function")
+    assert report.origin is not None and report.origin.kind == "operation"
+    assert 1e-6 < report.origin.difference < 1e-4, str(report.origin)
+
+
+class TorchEnsemble(nn.Module):
+    """The mean of three MLPs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.ModuleList(nn.Linear(8, 16) for _ in range(3))
+        self.fc2 = nn.ModuleList(nn.Linear(16, 4) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        members = zip(self.fc1, self.fc2, strict=True)
+        return sum(second(nn.functional.gelu(first(x))) for first, second in members) / 3
+
+
+@pytest.mark.parametrize("mistake", ["", "gelu", "members"])
+def test_an_ensemble_under_vmap_is_compared_member_by_member(mistake: str) -> None:
+    def member(first: Any, second: Any, x: Any) -> Any:
+        y = jax.nn.gelu(x @ first["kernel"] + first["bias"], approximate=mistake == "gelu")
+        return y @ second["kernel"] + second["bias"]
+
+    def apply(params: Any, x: Any) -> Any:
+        second = jax.tree.map(lambda each: jnp.roll(each, 1, 0), params["fc2"]) if mistake == "members" else params["fc2"]
+        return jax.vmap(member, (0, 0, None))(params["fc1"], second, x).mean(0)
+
+    shapes = {"fc1": {"kernel": (3, 8, 16), "bias": (3, 16)}, "fc2": {"kernel": (3, 16, 4), "bias": (3, 4)}}
+    params = {layer: {key: RNG.standard_normal(shape) for key, shape in each.items()} for layer, each in shapes.items()}
+    report = compare_models(apply, params, TorchEnsemble(), TOKENS, level="function")
+    assert report.passed == (not mistake)
+    if mistake:
+        assert report.origin is not None and report.origin.kind == "operation", str(report.origin)
+        assert report.origin.torch is not None and report.origin.flax is not None
+        expected = {"gelu": ("gelu", "integer_pow"), "members": ("mm", "dot_general")}
+        assert (report.origin.torch.operation, report.origin.flax.operation) == expected[mistake]
+
+
 class RmsNorm(nn.Module):
     """A norm without parameters."""
 

@@ -216,6 +216,7 @@ IMPOSTORS = {
     "eps of the blocks": "the MLP of the first block differs by 4e?.*its norms have the epsilons 1e-06, 1e-05",
     "eps of one norm": "its norms have the epsilons 1e-06, 1e-05",
     "statistics": "of a batch norm|pooling and classifier differ",
+    "normalized images": "normalizes its images by its buffers mean and std, .* --set pixels.mean=0.485,0.456,0.406 --set",
     "unused": "does not use mask_token: if it is for training, give --ignore 'mask_token'",
     "windows": r"relative \(3, 13, 13\)",
     "flipped images": "attention of the first block differs",
@@ -252,6 +253,13 @@ def test_an_impostor_is_refused(change: str, tmp_path: Path) -> None:
 def test_an_ignored_parameter_that_is_not_used_is_left_out(tmp_path: Path) -> None:
     table, _ = derived("Impostor('unused')", tmp_path, ignore=["mask_token"])
     assert "ignore: mask_token not used by the forward pass of the class" in table.text
+
+
+def test_a_class_with_the_buffers_of_a_normalization_that_it_does_not_compute_is_read(tmp_path: Path) -> None:
+    """The remedy of the message about a class that does."""
+    given = {"pixels.mean": (0.485, 0.456, 0.406), "pixels.std": (0.229, 0.224, 0.225)}
+    table, _ = derived("Impostor('unused normalization')", tmp_path, given=given)
+    assert table.config.pixels.mean == given["pixels.mean"]
 
 
 def test_an_ignored_parameter_that_is_used_is_not_left_out(tmp_path: Path) -> None:

@@ -12,19 +12,24 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parity.comparison.any_model.trace.graph import (
     CONSTANT,
     IDENTITY,
     INPUTS,
     WEIGHTS,
+    Fingerprint,
     Graph,
     Index,
     Operation,
+    Value,
     without_repetition,
 )
 from parity.comparison.any_model.trace.places import Line, Place, lines_between
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
+
+Array = NDArray[Any]
 
 _STEPS = ("between", "layers")  # kinds of origins at which a step may be missing
 _MAX_PERMUTED = 5  # axes of arrays whose orders are compared
@@ -164,9 +169,55 @@ def _classes_of_values(flax: Graph, torch: Graph) -> tuple[dict[int, int], dict[
             classes[n >= n_flax][number] = equal[0]
         elif not others:
             unknown[n >= n_flax].add(number)
+    _add_stacked_values(values, index, n_flax, classes, unknown)
     for graph, known, own in zip((flax, torch), classes, unknown, strict=True):
         _add_repeated_values(graph, known, own)
     return classes
+
+
+def _add_stacked_values(
+    values: Sequence[Value],
+    index: Index,
+    n_flax: int,
+    classes: tuple[dict[int, int], dict[int, int]],
+    unknown: tuple[set[int], set[int]],
+) -> None:
+    """Add the values that stack several of the other model, as those of an ensemble under `jax.vmap`, and these.
+
+    values: those of both models; the first `n_flax` are Flax's.
+    unknown: as in `_add_repeated_values`, for each model.
+    """
+    ranges = (range(n_flax), range(n_flax, len(values)))
+    for side, other in ((0, 1), (1, 0)):
+        for n in sorted(unknown[side]):
+            value = values[ranges[side][n]]
+            members = _members(value.array, values, index, ranges[other]) if value.source == INPUTS else []
+            own = [ranges[other].index(m) for m in members]
+            if own:
+                classes[side][n] = next((classes[other][m] for m in own if m in classes[other]), ranges[side][n])
+                classes[other].update({m: classes[side][n] for m in own if m not in classes[other]})
+
+
+def _members(array: Array | None, values: Sequence[Value], index: Index, others: range) -> list[int]:
+    """Return the values among others that are parts of an array along one of its axes; each part has at least one of them.
+
+    They are computed in the order of the parts.
+    """
+    for axis, n_parts in enumerate(() if array is None else array.shape):
+        found: list[int] = []
+        last = -1  # the first value of the last part
+        for part in np.moveaxis(np.asarray(array), axis, 0):
+            fingerprint = Fingerprint.of(part)
+            equal = sorted(index.find(fingerprint)) if fingerprint is not None else []
+            later = [m for m in equal if m in others and m > last and _may_have_same_order(part, values[m].array)]
+            if not later:
+                break
+            last = later[0]
+            found += later
+        else:
+            if n_parts > 1:
+                return found
+    return []
 
 
 def _add_repeated_values(graph: Graph, classes: dict[int, int], unknown: set[int]) -> None:
@@ -279,7 +330,8 @@ class _Side:
         left = list(values)
         while left:
             n = left.pop()
-            if n not in found and n not in self.classes and self.graph.values[n].fingerprint is not None:
+            is_known = self.graph.values[n].fingerprint is not None and not self._is_stored_apart(n)
+            if is_known and n not in found and n not in self.classes:
                 found.add(n)
                 left += self.graph.inputs_of(n)
         return found
@@ -463,6 +515,14 @@ def _difference(flax: Graph, torch: Graph, first_flax: int, first_torch: int) ->
         for operation in other.operations[first_other : first_other + _NEXT_OPERATIONS]:
             array = other.values[operation.outputs[0]].array if operation.outputs else None
             if result is not None and array is not None and result.size == array.size and array.dtype.kind == "f":
-                error = ErrorNorms.of(np.sort(array, axis=None), np.sort(result, axis=None)).relative_rms()
-                found.append(error if np.isfinite(error) else 0.0)
+                found.append(_difference_of_entries(array, result))
     return min(found, default=0.0)
+
+
+def _difference_of_entries(array: Array, reference: Array) -> float:
+    """Return the relRMS between two arrays in the order of their entries; 0 if it is not finite."""
+    one, other = (np.sort(each, axis=None).astype(np.float64) for each in (array, reference))
+    error = ErrorNorms.of(one, other).relative_rms()
+    if error <= FLOAT64_TOLERANCE:  # a few huge entries, such as those of a mask, may hide the others
+        error = max(error, ErrorNorms.of(one / (1 + np.abs(one)), other / (1 + np.abs(other))).relative_rms())
+    return error if np.isfinite(error) else 0.0

@@ -1,6 +1,6 @@
 """Constants of two models that differ only because one model has rounded them to float32, such as a table of positions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any
@@ -24,6 +24,7 @@ _ROUNDINGS_PER_UNIT = 12 * 2.0**-24
 # have at most 2e-6, and frequencies at least 4e-5 from 5 positions on.
 _SMOOTH = 1e-5
 _LINES = 64  # of a large table, that tell whether an axis counts positions
+_EPSILONS = tuple(float(np.finfo(dtype).eps) for dtype in (np.float32, np.float64))
 _NEAR_ZERO = 1e-3  # of the largest entry: the ratio of smaller ones says little about the frequency
 
 
@@ -44,6 +45,8 @@ class Table:
     line: Line | None
 
     def __str__(self) -> str:
+        if not self.flax.shape and {float(self.flax), float(self.torch)} == {*_EPSILONS}:
+            return f"the epsilon of the dtype, for which {self.rounded} has that of float32, {_EPSILONS[0]:.1e}"
         if not self.flax.shape:
             return f"the number {float(self.torch)!r} of torch, which flax has in float32"
         where = f" ({self.line}, in {self.line.function})" if self.line else ""
@@ -81,6 +84,20 @@ def find_rounded_tables(flax: Graph, torch: Graph) -> tuple[Table, ...]:
         if a != b and np.float32(a) == np.float32(b)
     ]
     return (*tables, *numbers)
+
+
+def find_epsilons(flax: Graph, torch: Graph, in_float32: Callable[[str], Graph]) -> Iterator[Table]:
+    """Yield the epsilon of float32 that one model has where the other has that of its dtype, as `jnp.finfo(x.dtype).eps`.
+
+    in_float32: returns the graph of "flax" or "torch" in float32.  The epsilon of float64 is a constant of the model if it
+        is in that graph too, and then a wrong one.
+    """
+    narrow, wide = _EPSILONS
+    of_flax, of_torch = flax.numbers - torch.numbers, torch.numbers - flax.numbers
+    if wide in of_flax and narrow in of_torch and wide not in in_float32("flax").numbers:
+        yield Table(np.array(wide), np.array(narrow), "torch", "", None)
+    if narrow in of_flax and wide in of_torch and wide not in in_float32("torch").numbers:
+        yield Table(np.array(narrow), np.array(wide), "flax", "", None)
 
 
 def _has_equal(index: Index, values: Sequence[Value], value: Value) -> bool:
