@@ -130,7 +130,8 @@ def _record(args: argparse.Namespace) -> int:
     if args.json:
         _print_json({"file": args.file, "tensors": len(recorded.tensors), "bytes": size})
     else:
-        print_lines(f"{args.file}: {len(recorded.tensors)} tensors, {size:,} bytes")
+        description = describe_checkpoint(model) if isinstance(model, Checkpoint) else ()
+        print_lines(*description, f"{args.file}: {len(recorded.tensors)} tensors, {size:,} bytes")
     return 0
 
 
