@@ -34,6 +34,11 @@ class Parser(argparse.ArgumentParser):
         args, unknown = super().parse_known_args(split_overrides(arguments), namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], self._option_string_actions)}")
+        # An empty path would mean the working folder; a shell gives one for a variable that is not set.
+        for action in self._actions:
+            value = getattr(args, action.dest, None)
+            if value == "" or (isinstance(value, list) and "" in value):
+                self.error(f"{' '.join(action.option_strings) or action.metavar} is empty: give a path or another value")
         return args, unknown
 
 

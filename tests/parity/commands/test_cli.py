@@ -47,6 +47,24 @@ def run(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SRC", ["inspect", ""]),
+        ("DST", ["convert", "{saved}", "", "--to", "timm", "--force"]),
+        ("--html", ["check", "{saved}", "--html", ""]),
+        ("--logits", ["diagnose", "{saved}", "--logits", ""]),
+        ("--format-file", ["formats", "--format-file="]),
+        ("--show", ["formats", "--show", ""]),
+        ("FILE", ["golden", "verify", ""]),
+    ],
+)
+def test_an_empty_argument_does_not_mean_the_working_folder(name, words, saved, monkeypatch, capsys):
+    monkeypatch.chdir(saved.parent)
+    code, out, err = run(capsys, *(word.format(saved=saved) for word in words))
+    assert (code, out) == (2, "") and f"error: {name} is empty: give a path or another value; see " in err
+
+
 # Imports --------------------------------------------------------------------------------------------------------------
 
 LOADED = "import sys; print(sorted({'jax', 'torch', 'flax', 'orbax', 'huggingface_hub'} & set(sys.modules)))"

@@ -236,6 +236,9 @@ INVALID = {
     "--epochs 1%": "epochs is 1%, a share of the run, but it sets the length of the run: give epochs, steps or examples",
     "--model.name deit_s16 --init w.npz": "--model.name cannot be used with --init",
     "--augment.mixup -1": "error: augment.mixup is -1.0: ",
+    "--init=": "--init is empty: give a path or another value",
+    "--config finetune --init=": "--init is empty",
+    "--teacher=": "--teacher is empty",
     "--plan 8x80GiB --optimizer.freeze block.*": "freeze has 'block.*', which matches no parameter",
     "--plan 8x80GiB --dry-run": "--plan and --dry-run exclude each other: leave out one of them",
 }
