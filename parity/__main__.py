@@ -138,7 +138,7 @@ def _build_parser() -> Parser:
     sub.add_argument(
         "--pairs", type=int, metavar="N", help="number of pairs of causes to test; by default as many as are fast to test"
     )
-    sub.add_argument("--seed", type=_parse_seed, metavar="N", default=0, help="seed of the images for --against")
+    sub.add_argument("--seed", type=_parse_seed, metavar="N", help="seed of the images for --against; by default 0")
 
     sub = command("assert")
     text = "a function without arguments that returns a dict with the arguments of parity.assert_parity"

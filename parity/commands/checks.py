@@ -54,6 +54,8 @@ def diagnose(args: argparse.Namespace) -> int:
     """Find out why SRC does not give the expected outputs, and print the cause and how to repair it."""
     from parity.comparison import diagnosis
 
+    if args.logits and args.seed is not None:
+        raise InputError("--seed is of the images for --against, and --logits has its own: leave --seed out")
     overrides = parse_overrides(args.set)
     if args.logits:
         checkpoint = diagnosis.load_checkpoint(
@@ -72,7 +74,7 @@ def diagnose(args: argparse.Namespace) -> int:
             found = diagnosis.diagnose_against(
                 checkpoint,
                 other,
-                seed=args.seed,
+                seed=args.seed or 0,
                 source=source,
                 progress=_with_count(progress),
                 pairs=args.pairs,
@@ -162,7 +164,7 @@ def _table(args: argparse.Namespace) -> int:
 
 
 def _check_options_combine(args: argparse.Namespace) -> None:
-    """Raise InputError for options of `check` that do not combine with --against or with --invariance."""
+    """Raise InputError for options of `check` that do not combine."""
     of_twins = ("level", "steps", "no_gradients", "as_is", "html")
     modes = (
         ("invariance", "tests whether the outputs of each twin depend on the batch", ("against", *of_twins)),
@@ -171,6 +173,10 @@ def _check_options_combine(args: argparse.Namespace) -> None:
     for mode, what, excluded in modes:
         if getattr(args, mode) and (given := [f"--{name.replace('_', '-')}" for name in excluded if getattr(args, name)]):
             raise InputError(f"--{mode} {what}: remove {' and '.join(given)}")
+    if args.steps and args.level != "train":
+        raise InputError("--steps is the number of optimizer steps for --level train: give both, or leave it out")
+    if args.dtype and args.level == "function":
+        raise InputError("--level function compares only in float64: give --level precision, or leave --dtype out")
 
 
 def _test_invariance(checkpoint: Checkpoint, args: argparse.Namespace, progress: Any) -> Any:
