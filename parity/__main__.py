@@ -31,7 +31,17 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
-        args, unknown = super().parse_known_args(split_overrides(arguments), namespace)
+        arguments = split_overrides(arguments)
+        try:
+            args, unknown = super().parse_known_args(arguments, namespace)
+        except InputError as error:
+            # A required option that is misspelt is missing, which argparse says first.
+            flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+            known = self._option_string_actions
+            misspelt = [flag for flag in flags if flag not in known and nearest(flag, known)]
+            if "arguments are required" not in str(error) or f"see {self.prog} --help" not in str(error) or not misspelt:
+                raise
+            unknown = misspelt
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], self._option_string_actions)}")
         # An empty path would mean the working folder; a shell gives one for a variable that is not set.

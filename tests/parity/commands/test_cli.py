@@ -257,6 +257,12 @@ def test_help_names_every_command():
         ("zzz", "unknown command 'zzz': give one of convert, inspect, check, diagnose, assert, golden, formats, models"),
         ("", "COMMAND; see python -m parity --help"),
         ("convert a", "DST, --to; see python -m parity convert --help"),
+        (
+            "convert a b.npz --tto timm",
+            "unrecognized arguments: --tto; did you mean '--to'?; see python -m parity convert",
+        ),
+        ("convert a --set eps=1 --to timm", "the following arguments are required: DST; see python -m parity convert"),
+        ("golden record a.npz", "the following arguments are required: FILE; see python -m parity golden record --help"),
         ("convert a b.safetensors --to jux", "unknown format 'jux'; did you mean 'jax'?"),
         ("inspect", "SRC"),
         ("inspect a --colour", "unrecognized arguments: --colour"),

@@ -469,6 +469,11 @@ def test_an_unknown_option_names_the_nearest() -> None:
     assert "did you mean 'label'?" in error_message("parquet:x?lable=x")
 
 
+def test_a_folder_with_the_form_of_options_in_its_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "im b?x=1").mkdir()
+    assert "im b?x=1 exists, but its ? begins the options: rename it" in error_message(f"folder:{tmp_path}/im b?x=1")
+
+
 def test_an_option_of_a_source_without_options_is_refused() -> None:
     assert "'label=y' is not an option of npz:FILE: give test=..." in error_message("npz:x.npz?label=y")
 
