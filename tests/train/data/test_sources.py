@@ -903,8 +903,10 @@ def test_the_source_in_the_docstring_refuses_a_missing_folder_and_one_without_ph
 
 def test_every_data_source_is_registered() -> None:
     modules = [pkgutil.resolve_name(f"{sources.__name__}.{each.name}") for each in pkgutil.iter_modules(sources.__path__)]
-    found = [module.open_splits for module in modules if hasattr(module, "open_splits")]
-    assert {kind.open_splits for kind in sources._SOURCES.values()} == set(found)
+    found = {module.__name__: module.open_splits for module in modules if hasattr(module, "open_splits")}
+    registered = {kind.open_splits for kind in sources._SOURCES.values()}
+    assert [module for module, open_splits in found.items() if open_splits not in registered] == []
+    assert registered == set(found.values())
 
 
 @pytest.mark.parametrize("usage", [kind.usage for kind in sources._SOURCES.values()])

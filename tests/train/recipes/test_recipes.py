@@ -13,6 +13,7 @@ import vit_spec
 from train.cli import DIGITS, list_recipes, main, parse_request
 from train.loop.request import Request
 from train.recipes import IMAGENET, RECIPES, DataInfo, Model, Recipe, flatten_fields, model_config
+from train.recipes.recipe import OPTIMIZERS
 from vit_spec import InputError
 
 OTHER_VALUES: dict[str, Any] = {  # for fields that `other_value` cannot double
@@ -199,7 +200,7 @@ INVALID = {
     "--plan": "--plan needs a value",
     "--plan 8x80GiB --dry_run": "--plan and --dry-run exclude each other: leave out one of them",
     "--lr 1e-3": "did you mean '--optimizer.lr'?",
-    "--optimizer.name adamww": "lion, adafactor, muon; did you mean 'adamw'?",
+    "--optimizer.name adamww": f"{', '.join(OPTIMIZERS)}; did you mean 'adamw'?",
     "--model.changes num_classes=3 --plan 8x80GiB": "num_classes, which follows from the data and the task: leave it out",
     "--init-set num_heads=3": "--init-set needs --init",
     "--teacher x --distillation-temperature 7": "--distillation-temperature is for --distillation soft: give both",
