@@ -187,7 +187,7 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
     parser = Parser(
         prog=f"python -m {module}",
         usage="%(prog)s [--config NAME] [OPTIONS]",
-        description=_docstring(name),
+        description=_docstring(name).replace("python -m train.jax ", f"python -m {module} "),
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )

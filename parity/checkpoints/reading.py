@@ -350,6 +350,8 @@ def resolve_path(source: StrPath) -> Path:
         return containers.find(path)
     if path.exists():
         return path
+    if str(source).startswith("timm:"):
+        raise InputError(f"no file {path}: only --init and --teacher of the trainers read timm:NAME, give hf://timm/NAME")
     folder = path.parent
     names = [entry.name for entry in folder.iterdir() if entry.name[0] != "."] if folder.is_dir() else []
     hint = nearest(path.name, names) or (": check the path" if folder.is_dir() else f": there is no folder {folder}")

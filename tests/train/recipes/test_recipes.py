@@ -193,6 +193,13 @@ def test_help_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert not [name for name, _ in flatten_fields(Recipe()) if f"--{name.replace('_', '-')}" not in message]
 
 
+def test_help_shows_the_commands_of_its_own_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse_request("train.torch", ["--config", "vit_s16", "--help"])
+    message = capsys.readouterr().out
+    assert "python -m train.torch --config vit_s16\n" in message and "python -m train.jax" not in message
+
+
 INVALID = {
     "--config vits16": "unknown recipe 'vits16'; did you mean 'vit_s16'?",
     "--config": "--config needs a value",
