@@ -31,9 +31,24 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
-        args, unknown = super().parse_known_args(split_overrides(arguments), namespace)
+        arguments = split_overrides(arguments)
+        try:
+            args, unknown = super().parse_known_args(arguments, namespace)
+        except InputError as error:
+            # A required option that is misspelt is missing, which argparse says first.
+            flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+            known = self._option_string_actions
+            misspelt = [flag for flag in flags if flag not in known and nearest(flag, known)]
+            if "arguments are required" not in str(error) or f"see {self.prog} --help" not in str(error) or not misspelt:
+                raise
+            unknown = misspelt
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], self._option_string_actions)}")
+        # An empty path would mean the working folder; a shell gives one for a variable that is not set.
+        for action in self._actions:
+            value = getattr(args, action.dest, None)
+            if value == "" or (isinstance(value, list) and "" in value):
+                self.error(f"{' '.join(action.option_strings) or action.metavar} is empty: give a path or another value")
         return args, unknown
 
 
@@ -133,7 +148,7 @@ def _build_parser() -> Parser:
     sub.add_argument(
         "--pairs", type=int, metavar="N", help="number of pairs of causes to test; by default as many as are fast to test"
     )
-    sub.add_argument("--seed", type=_parse_seed, metavar="N", default=0, help="seed of the images for --against")
+    sub.add_argument("--seed", type=_parse_seed, metavar="N", help="seed of the images for --against; by default 0")
 
     sub = command("assert")
     text = "a function without arguments that returns a dict with the arguments of parity.assert_parity"

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
 from vit_spec import Attention, Head, Mlp, Norms, Positions, Resampling, Tokens, ViTConfig
+from vit_spec.parts import Activation
 
 RESAMPLING: dict[str, dict[str, Any]] = {
     "timm": {"kernel": "bicubic", "antialias": True},
@@ -83,7 +84,7 @@ def config_of_choices(one: Callable[..., Any]) -> ViTConfig:
             value_skip=value_skip,
         ),
         mlp=Mlp(
-            activation=one("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none", "swiglu"),
+            activation=one(*get_args(Activation)),
             bias=flag(),
             norm=flag(),
         ),

@@ -66,8 +66,9 @@ def test_pages_state_the_number_of_formats_and_of_models(page: str, pattern: str
 )
 def test_every_format_and_container_is_registered(package: Any, name: str, registered: list[Any]) -> None:
     modules = [pkgutil.resolve_name(f"{package.__name__}.{each.name}") for each in pkgutil.iter_modules(package.__path__)]
-    found = [getattr(module, name) for module in modules if hasattr(module, name)]
-    assert len(found) == len(registered) and all(each in registered for each in found)
+    found = {module.__name__: getattr(module, name) for module in modules if hasattr(module, name)}
+    assert [module for module, each in found.items() if each not in registered] == []
+    assert len(found) == len(registered)
 
 
 def resolves(name: str) -> bool:

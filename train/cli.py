@@ -41,17 +41,19 @@ def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -
 
     def run() -> int:
         if "--list" in arguments:
+            if others := [argument for argument in arguments if argument != "--list"]:
+                raise InputError(f"--list lists the recipes and does nothing else: leave {' '.join(others)} out")
             print(list_recipes())
             return 0
         devices, others = _take_flag("--plan", arguments)
         if devices is not None:
-            if "--dry-run" in others:
-                raise InputError("--plan and --dry-run exclude each other: leave out one of them")
+            _check_alone("--plan", others)
             from train import plan
 
             return plan.print_plan(module, parse_request(module, others, plan.open_or_assume_imagenet), devices)
         table, others = _take_flag("--check-data", arguments)
         if table is not None:
+            _check_alone("--check-data", others)
             from train.data_check import check_data
 
             request = parse_request(module, others)
@@ -60,6 +62,13 @@ def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -
         return fit(request._replace(dry_run="--dry-run" in arguments))
 
     return run_command(run)
+
+
+def _check_alone(flag: str, others: Sequence[str]) -> None:
+    """Raise InputError if another argument asks for something else in the place of training, as `flag` does."""
+    for other in ("--check-data", "--dry-run"):
+        if other in (argument.partition("=")[0] for argument in others):
+            raise InputError(f"{flag} and {other} exclude each other: leave out one of them")
 
 
 def run_command(run: Callable[[], int]) -> int:
@@ -177,7 +186,7 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
     parser = Parser(
         prog=f"python -m {module}",
         usage="%(prog)s [--config NAME] [OPTIONS]",
-        description=_docstring(name),
+        description=_docstring(name).replace("python -m train.jax ", f"python -m {module} "),
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -203,6 +212,8 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
     )
     add_flags(parser, recipe)
     given = vars(parser.parse_args(arguments))
+    if given.get("model.changes") == []:
+        raise InputError("--model.changes has no values: give FIELD=VALUE, such as regularisation.drop_path=0.1")
     changed = apply_flags(recipe, given)
     if changed.init_set and changed.init is None:
         raise InputError("--init-set needs --init, whose file it describes: give both, or leave it out")

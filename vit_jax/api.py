@@ -70,7 +70,8 @@ def load(
         The model, and its parameters as nested dictionaries of numpy arrays in the dtypes of the checkpoint.
 
     Warns:
-        parity.AssumptionWarning: lists the config fields that the checkpoint does not specify, and the assumed values.
+        parity.AssumptionWarning: lists the config fields that the checkpoint does not specify, and the assumed values;
+            and those of `given` that replace another value, which it specifies.
         parity.SurgeryWarning: describes the changes that num_classes or image_size made.
 
     Raises:

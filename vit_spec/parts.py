@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from vit_spec.errors import nearest, require
 from vit_spec.initialisation import Law
@@ -233,19 +233,24 @@ class Attention:
         require(self.scale is None or self.scale > 0, f"attention.scale is {self.scale}: give a positive number, or None")
 
 
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none", "swiglu"]
+UNGATED_ACTIVATIONS: tuple[Activation, ...] = tuple(each for each in get_args(Activation) if each != "swiglu")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mlp:
     """The MLP of a block: fc2(activation(fc1(x))).
 
     Attributes:
-        activation: "gelu" is exact (erf), "gelu_tanh" its tanh approximation, "quick_gelu" x * sigmoid(1.702 x), "silu"
-            x * sigmoid(x), "mish" x * tanh(log(1 + exp(x))) (arXiv 1908.08681), "none" the identity.  "swiglu" is gated:
-            fc1 has two outputs of mlp_dim entries, and fc2 reads silu(first) * second (arXiv 2002.05202).
+        activation: "gelu" is exact (erf), "gelu_tanh" its tanh approximation, "quick_gelu" x * sigmoid(1.702 x), "relu"
+            max(x, 0), "silu" x * sigmoid(x), "mish" x * tanh(log(1 + exp(x))) (arXiv 1908.08681), "none" the identity.
+            "swiglu" is gated: fc1 has two outputs of mlp_dim entries, and fc2 reads silu(first) * second (arXiv
+            2002.05202).
         bias: whether the two layers have biases.
         norm: a norm between the activation and fc2 (NormFormer, arXiv 2110.09456; EVA-02's sub-LN).
     """
 
-    activation: Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none", "swiglu"] = "gelu"
+    activation: Activation = "gelu"
     bias: bool = True
     norm: bool = False
 

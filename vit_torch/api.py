@@ -39,7 +39,8 @@ def load(
         image_size: (height, width) in pixels, or the side of a square; positions are resampled to it.
 
     Warns:
-        parity.AssumptionWarning: lists the config fields that the checkpoint does not specify, and the assumed values.
+        parity.AssumptionWarning: lists the config fields that the checkpoint does not specify, and the assumed values;
+            and those of `given` that replace another value, which it specifies.
         parity.SurgeryWarning: describes the changes that num_classes or image_size made.
 
     Raises:

@@ -63,7 +63,7 @@ _REQUIRED_FIELDS = {
 
 
 class AssumptionWarning(UserWarning):
-    """A model was loaded from weights that do not determine all of its config; the message lists the assumptions."""
+    """A model was loaded whose config is not what its file states: fields were assumed, or overridden by the caller."""
 
 
 class FormatMismatch(InputError):
@@ -101,6 +101,25 @@ class Inferred:
     def fields(self) -> dict[str, Any]:
         """All values, by field."""
         return {**self.proven, **{each.field: each.value for each in self.assumed}}
+
+
+@dataclass(frozen=True)
+class Override:
+    """A config override that replaces another value, which the file states.
+
+    Attributes:
+        field: a field of `ViTConfig`, e.g. "norms.eps".
+        value: the value that the user gave.
+        stated: the value in the file.
+    """
+
+    field: str
+    value: Any
+    stated: Any
+
+    def describe(self, option: str) -> str:
+        """Return the override in one line; option: what gave it, e.g. "--set"."""
+        return f"{self.field} is {self.value!r} by {option}; the file states {self.stated!r}"
 
 
 def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig, tuple[Assumption, ...]]:
@@ -286,6 +305,17 @@ def override_fields(config: ViTConfig, given: Fields) -> tuple[ViTConfig, tuple[
         assumed = [*_infer_rotary(given, None).assumed, Assumption("rotation", ROTARY_KINDS[rotary][0], "as published")]
     fields = {each.field: each.value for each in assumed if each.field in FIELDS}
     return config.with_fields({**fields, **given}), tuple(assumed)
+
+
+def find_overridden(stated: Fields, given: Fields) -> tuple[Override, ...]:
+    """Return the config overrides of the user that replace another value, which the file states.
+
+    Args:
+        stated: the fields that the file states, by dotted field name.
+        given: config overrides of the user, by dotted field name.
+    """
+    values = {name: coerce_field(name, value) for name, value in given.items()}
+    return tuple(Override(name, value, stated[name]) for name, value in values.items() if stated.get(name, value) != value)
 
 
 def _is_valid(fields: Fields) -> bool:

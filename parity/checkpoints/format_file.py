@@ -82,11 +82,12 @@ def read_format(path: str | PathLike[str]) -> Format:
         InputError: see `register_format`.
     """
     path = Path(path)
-    if not path.exists() or path.is_dir():
+    if path.is_dir():
+        raise InputError(f"format file {path} is a folder: give the file of a format")
+    if not path.exists():
         folder = path.parent
         names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise InputError(f"format file {path} {what}{nearest(path.name, names) or ': give the file of a format'}")
+        raise InputError(f"format file {path} does not exist{nearest(path.name, names) or ': give the file of a format'}")
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:

@@ -38,7 +38,8 @@ def load_for_model(
         image_size: in pixels, (height, width) or the side of a square.  Positions are resampled to it; None keeps it.
 
     Warns:
-        AssumptionWarning: lists all assumptions in one line, if there are any.
+        AssumptionWarning: lists all assumptions in one line, if there are any; and in another the fields of `given` that
+            replace another value, which the file states.
         SurgeryWarning: describes a change; one warning for each change.
 
     Raises:
@@ -49,6 +50,9 @@ def load_for_model(
         fields = ", ".join(f"{each.field}={each.value!r} ({each.why})" for each in checkpoint.assumed)
         message = f"{path} does not determine its model; assumed: {fields}. Confirm or correct with given={{FIELD: VALUE}}"
         _warn_caller(message, AssumptionWarning)
+    if checkpoint.overridden:
+        overrides = ". ".join(each.describe("given") for each in checkpoint.overridden)
+        _warn_caller(f"{path}: {overrides}", AssumptionWarning)
     config = checkpoint.config
     changes: dict[str, Any] = {}
     size = (image_size, image_size) if isinstance(image_size, int) else image_size

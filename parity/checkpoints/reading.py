@@ -9,7 +9,13 @@ from typing import Any
 from parity.checkpoints import containers, hub, metadata
 from parity.checkpoints.columns import count_parameters, shared_arrays
 from parity.checkpoints.companions import COMPANION_FILES, read_companions
-from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, override_fields
+from parity.checkpoints.config_inference import (
+    Assumption,
+    FormatMismatch,
+    find_overridden,
+    infer_config,
+    override_fields,
+)
 from parity.checkpoints.containers import Contents, folders
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.containers.shards import INDEX
@@ -23,6 +29,7 @@ from parity.checkpoints.sidecar import read_own_notes
 from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, check_ignored_values, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
+from vit_spec.config import FIELDS
 
 WEIGHTS_FILE = folders.RUN_FILE  # the weights in a run folder
 _FOLDER_FILES = ("model.safetensors", folders.FLAX_FILE)  # names of the weights in a folder that we write for a library
@@ -52,7 +59,8 @@ def load(
     Args:
         path: the path, or the name on the Hugging Face hub.
         format: the name of the format; by default it is recognised.
-        given: config overrides by dotted field name, such as {"norms.eps": 1e-5}; they replace the values in the file.
+        given: config overrides by dotted field name, such as {"norms.eps": 1e-5}.  `Checkpoint.overridden` lists those
+            that replace another value, which the file states.
         strip: a wrapper that is not known: the beginning of the keys of the model, such as "net.vit.".  It may be after or
             before known wrappers, and selects one of several models in a file.
         ignore: regular expressions for whole keys, with or without wrappers, that are not parameters of the model, such as
@@ -107,9 +115,12 @@ def build_checkpoint(
         config = ViTConfig.from_json(notes["config"])
         _check_companion_config(config, name, contents, notes)
         arrays = join_keys(contents.arrays, get_format(name).separator)
+        was_assumed = {each.field for each in metadata.read_assumptions(notes, config, {})}
+        stated = {field: config.at(field) for field in FIELDS if field not in was_assumed}
         config, assumed = override_fields(config, given)
         assumed = (*metadata.read_assumptions(notes, config, given), *assumed)
-        found = Checkpoint(config, name, arrays, contents.container, assumed)
+        overridden = find_overridden(stated, given)
+        found = Checkpoint(config, name, arrays, contents.container, assumed, overridden=overridden)
         _check_duplicates(get_format(name), config, arrays)
     else:
         _check_extra_state(notes)
@@ -131,7 +142,8 @@ def build_checkpoint(
             assumed = (*assumed, Assumption("format", match.format.name, why))
         texts = match.ignored_texts
         assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore '{each}'") for each in texts))
-        found = Checkpoint(config, name, match.arrays, contents.container, assumed, tuple(left))
+        overridden = find_overridden(match.format.stated_fields(match.evidence), given)
+        found = Checkpoint(config, name, match.arrays, contents.container, assumed, tuple(left), overridden=overridden)
     if any(array.dtype.name not in FLOAT_DTYPES for array in found.arrays.values()) and (
         what := describe_unreadable(contents.arrays)
     ):
@@ -338,6 +350,8 @@ def resolve_path(source: StrPath) -> Path:
         return containers.find(path)
     if path.exists():
         return path
+    if str(source).startswith("timm:"):
+        raise InputError(f"no file {path}: only --init and --teacher of the trainers read timm:NAME, give hf://timm/NAME")
     folder = path.parent
     names = [entry.name for entry in folder.iterdir() if entry.name[0] != "."] if folder.is_dir() else []
     hint = nearest(path.name, names) or (": check the path" if folder.is_dir() else f": there is no folder {folder}")

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from parity.checkpoints.columns import Column, align, parameter_of, row_column
-from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.config_inference import Assumption, Override
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import Format, get
 from parity.checkpoints.layout import Array, Axis, Indices, Layout, ReadRange, Sizes, convert_chunks, split_by_source
@@ -48,6 +48,7 @@ class Checkpoint:
         container: the kind of file, e.g. "safetensors"; "" for weights that were not read from a file.
         assumed: the properties of the model that were assumed, because neither the file nor the file from which it was
             converted states them.
+        overridden: the config overrides of the user that replace another value, which the file states.
         left: one line, with the reason, for each part of the file that was not read.
         labels: num_classes names of the outputs; None if the outputs have no names.
         preprocessing: how an image becomes the pixels that `config.pixels` normalizes; None if unknown.
@@ -64,6 +65,7 @@ class Checkpoint:
     labels: tuple[str, ...] | None = field(default=None, repr=False)
     preprocessing: Preprocessing | None = None
     task: TaskName = "classes"
+    overridden: tuple[Override, ...] = ()
 
 
 @dataclass(frozen=True)

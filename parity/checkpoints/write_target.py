@@ -82,6 +82,8 @@ def choose_container(
 
 def check_target(path: Path, container: Container, force: bool) -> None:
     """Raise InputError if a path cannot be written to, or must not be replaced."""
+    if path.name in ("", "..") or (path.is_dir() and path.samefile(".")):
+        raise InputError(f"{path} is the working folder or a folder above it, and is not replaced: give another name")
     if not path.parent.is_dir():
         raise InputError(f"no folder {path.parent}: create it first")
     check_old(path, container, force)

@@ -72,6 +72,8 @@ def diagnose(args: argparse.Namespace) -> int:
     """Find out why SRC does not give the expected outputs, and print the cause and how to repair it."""
     from parity.comparison import diagnosis
 
+    if args.logits and args.seed is not None:
+        raise InputError("--seed is of the images for --against, and --logits has its own: leave --seed out")
     overrides = parse_overrides(args.set)
     if args.logits:
         checkpoint, overrides = diagnosis.load_checkpoint(
@@ -89,7 +91,7 @@ def diagnose(args: argparse.Namespace) -> int:
             found = diagnosis.diagnose_against(
                 checkpoint,
                 other,
-                seed=args.seed,
+                seed=args.seed or 0,
                 source=source,
                 progress=_with_count(progress),
                 pairs=args.pairs,
@@ -147,7 +149,8 @@ def _record(args: argparse.Namespace) -> int:
     if args.json:
         _print_json({"file": args.file, "tensors": len(recorded.tensors), "bytes": size})
     else:
-        print_lines(f"{args.file}: {len(recorded.tensors)} tensors, {size:,} bytes")
+        description = describe_checkpoint(model) if isinstance(model, Checkpoint) else ()
+        print_lines(*description, f"{args.file}: {len(recorded.tensors)} tensors, {size:,} bytes")
     return 0
 
 
@@ -178,7 +181,7 @@ def _table(args: argparse.Namespace) -> int:
 
 
 def _check_options_combine(args: argparse.Namespace) -> None:
-    """Raise InputError for options of `check` that do not combine with --against or with --invariance."""
+    """Raise InputError for options of `check` that do not combine."""
     of_twins = ("level", "steps", "no_gradients", "as_is", "html")
     modes = (
         ("invariance", "tests whether the outputs of each twin depend on the batch", ("against", *of_twins)),
@@ -187,6 +190,10 @@ def _check_options_combine(args: argparse.Namespace) -> None:
     for mode, what, excluded in modes:
         if getattr(args, mode) and (given := [f"--{name.replace('_', '-')}" for name in excluded if getattr(args, name)]):
             raise InputError(f"--{mode} {what}: remove {' and '.join(given)}")
+    if args.steps and args.level != "train":
+        raise InputError("--steps is the number of optimizer steps for --level train: give both, or leave it out")
+    if args.dtype and args.level == "function":
+        raise InputError("--level function compares only in float64: give --level precision, or leave --dtype out")
 
 
 def _test_invariance(checkpoint: Checkpoint, args: argparse.Namespace, progress: StepProgress) -> "TwinsInvariance":

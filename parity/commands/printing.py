@@ -47,13 +47,14 @@ def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "container": checkpoint.container,
         "config": asdict(checkpoint.config),
         "assumed": [asdict(each) for each in checkpoint.assumed],
+        "overridden": [asdict(each) for each in checkpoint.overridden],
         "left": list(checkpoint.left),
         **metadata.to_json_fields(checkpoint),
     }
 
 
 def describe_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield lines that describe a checkpoint: its format, the assumptions and the keys that were not read."""
+    """Yield lines that describe a checkpoint: its format, the assumptions, the overrides and the keys not read."""
     yield f"read: format {checkpoint.format}, container {checkpoint.container}"
     yield from metadata.summary_lines(checkpoint)
     reasons: dict[str, list[str]] = {}
@@ -63,6 +64,8 @@ def describe_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:
         yield f"assumed, {why}: {', '.join(fields)}"
     if reasons:
         yield "(override with --set FIELD=VALUE)"
+    for override in checkpoint.overridden:
+        yield f"overridden: {override.describe('--set')}"
     for line in checkpoint.left:
         yield f"not read: {line}"
 

@@ -337,6 +337,12 @@ def test_the_table_has_a_row_for_each_setting(run: Path, capsys: pytest.CaptureF
     assert "training images: 1,438 in " in said and len(re.findall(r"accuracy [\d.]+% \([\d.]+% to [\d.]+%\)", said)) == 4
 
 
+def test_an_override_of_what_the_file_states_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert main([str(run), "--method", "knn", "--k", "5", "--twin", "torch", "--set", "norms.eps=0.5"]) == 0
+    assert "override  norms.eps is 0.5 by --set; the file states 1e-06\n" in capsys.readouterr().out
+
+
 def test_few_images_have_fewer_neighbours(make_run: Callable[[str], Path], evaluate: Main) -> None:
     assert [each["k"] for each in evaluate(make_run("stop"), "--method", "knn")] == [9]
 

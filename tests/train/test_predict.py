@@ -220,6 +220,14 @@ def test_assumptions_are_printed_as_notes(tmp_path: Path, photos: list[str], cap
     assert "the preprocessing of images, assumed: shorter side resized to 8 (bicubic)" in notes[1]
 
 
+def test_an_override_of_what_the_file_states_is_printed_as_a_note(
+    run: Path, photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    assert main([str(run), photos[0], "--set", "norms.eps=0.5", "num_heads=2", "--twin", "torch"]) == 0
+    assert capsys.readouterr().err == "note: norms.eps is 0.5 by --set; the file states 1e-06\n"
+
+
 def test_weights_in_a_format_of_the_user_have_the_same_predictions(
     run: Path, tmp_path: Path, photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

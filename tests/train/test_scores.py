@@ -122,6 +122,8 @@ def test_metrics_are_those_of_scikit_learn(task: Any) -> None:
     names = NAMES[: outputs.shape[1]]
     found = score(task, outputs, targets, names, resamples=0)
     overall, each = expected(outputs, targets)
+    assert found.overall.keys() ^ overall.keys() == set()  # metrics that only one side has
+    assert found.each[names[0]].keys() ^ each.keys() == set()
     assert {name: value.value for name, value in found.overall.items()} == pytest.approx(overall, rel=1e-12)
     for i, name in enumerate(names):
         assert {metric: value.value for metric, value in found.each[name].items()} == pytest.approx(

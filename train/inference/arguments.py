@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("weights", metavar="RUN_OR_FILE", help=text)
     parser.add_argument("--from", dest="format", metavar="FORMAT", help="format of RUN_OR_FILE; by default it is detected")
     add_format_file_option(parser)
-    text = "set config fields that RUN_OR_FILE does not have, e.g. num_heads=4 norms.eps=1e-5; can be repeated"
+    text = "override config fields of RUN_OR_FILE, such as norms.eps=1e-5 num_heads=6; repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
     add_key_options(parser, "RUN_OR_FILE")
     parser.add_argument("--twin", choices=TWINS, help="the framework; by default the one that is installed, jax first")

@@ -323,3 +323,5 @@ def _overview(evaluation: Evaluation) -> Iterator[str]:
     assumed = (f"{each.field} is {each.value}, {each.why}" for each in checkpoint.assumed)
     for note in (*assumed, *source.notes, *evaluation.notes):
         yield f"assumed   {note}"
+    for override in checkpoint.overridden:
+        yield f"override  {override.describe('--set')}"

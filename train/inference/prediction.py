@@ -235,13 +235,15 @@ def _print_predictions(image: str, task: Task, predictions: Predictions, as_json
 
 
 def _notes(model: TrainedModel) -> Iterator[str]:
-    """Yield a line for each assumption that changes the predictions, and for weights that are not a run's best."""
+    """Yield a line for the assumptions, each override of what the file states, and weights that are not a run's best."""
     checkpoint = model.checkpoint
     if model.newest_note:
         yield f"note: {model.newest_note}"
     if checkpoint.assumed:
         fields = ", ".join(f"{each.field}={each.value!r}" for each in checkpoint.assumed)
         yield f"note: the file does not have these config fields, assumed: {fields}; --set FIELD=VALUE changes them"
+    for override in checkpoint.overridden:
+        yield f"note: {override.describe('--set')}"
     if checkpoint.preprocessing is None:
         preprocessing = center_crop(checkpoint.config.image_size)
         yield f"note: the file does not have the preprocessing of images, assumed: {preprocessing}"

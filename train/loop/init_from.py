@@ -49,7 +49,7 @@ def load_initial_weights(
         names: of the outputs; empty if they have none.
 
     Returns:
-        The weights with their config, and a line for each assumption and each change.
+        The weights with their config, and a line for each assumption, override of what the file states, and change.
 
     Raises:
         InputError: there is nothing to load, the format is unknown, or a change does not fit the weights.
@@ -93,11 +93,11 @@ def load_weights(place: str, overrides: Sequence[str], flag: str) -> tuple[str, 
 
     Args:
         place: the run or the file.
-        overrides: fields of the config that the file does not contain, as FIELD=VALUE.
+        overrides: config overrides of the file, as FIELD=VALUE.
         flag: the flag that gives them.
 
     Returns:
-        The name of the file, the weights, and a line for each assumption.
+        The name of the file, the weights, and a line for each assumption and for each override of what the file states.
 
     Raises:
         InputError: there is nothing to load, or the format is unknown.
@@ -112,11 +112,8 @@ def load_weights(place: str, overrides: Sequence[str], flag: str) -> tuple[str, 
         message = message.replace("(with --ignore REGEX,", "(by `python -m parity convert --ignore REGEX`,")
         message = message.replace("; --strip ", "; `python -m parity convert` with --strip ")
         raise type(error)(message) from None
-    return (
-        name,
-        checkpoint,
-        [*filter(None, [newest_note]), *(f"{each.field} is {each.value}" for each in checkpoint.assumed)],
-    )
+    notes = [*filter(None, [newest_note]), *(f"{each.field} is {each.value}" for each in checkpoint.assumed)]
+    return name, checkpoint, [*notes, *(each.describe(flag) for each in checkpoint.overridden)]
 
 
 def _with_overrides(checkpoint: Checkpoint, overrides: dict[str, Any]) -> Checkpoint:

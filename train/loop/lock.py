@@ -79,6 +79,14 @@ class Lock:
             self._close()
 
 
+def folder_error(path: Path, error: OSError) -> InputError:
+    """Return the error of a run whose folder cannot be made; its path may lead over a link to nothing."""
+    for each in (path, *path.parents):
+        if each.is_symlink() and not each.exists():
+            return InputError(f"{each} is a link to {os.readlink(each)}, which does not exist: give another with --run")
+    return InputError(f"cannot make the folder {path} ({error.strerror}): give another with --run")
+
+
 @contextmanager
 def create_run_folder(name: str) -> Iterator[Path]:
     """Make a new folder, NAME or NAME-2, NAME-3, ..., and yield its path; remove it at the end if it is empty.
@@ -91,10 +99,10 @@ def create_run_folder(name: str) -> Iterator[Path]:
         is_parent_new = not path.parent.exists()
         try:
             path.mkdir(parents=True)
-        except FileExistsError:
-            continue
         except OSError as error:
-            raise InputError(f"cannot make the folder {path} ({error.strerror}): give another with --run") from None
+            if os.path.lexists(path):
+                continue
+            raise folder_error(path, error) from None
         break
     try:
         yield path

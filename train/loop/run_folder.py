@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from train.data import fingerprint
 from train.data.sources import Dataset
 from train.loop.lineage import CHANGEABLE, RESUMABLE, describe_changes, flatten, lineage_from
-from train.loop.lock import LOCK_FILE, Lock
+from train.loop.lock import LOCK_FILE, Lock, folder_error
 from train.loop.metrics_file import Record, json_line, read_records, records_until
 from train.loop.saved_run import (
     ADDED,
@@ -111,7 +111,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             self._refuse_foreign_folder(path)
         except OSError as error:
-            raise InputError(f"cannot make the folder {path} ({error.strerror}): give another with --run") from None
+            raise folder_error(path, error) from None
         self._lock = Lock(path)
         try:
             _refuse_other_than_files(path)

@@ -80,15 +80,15 @@ class Recipe:
 
     model: Model = field(default_factory=Model)
     init: str | None = None
-    """Weights to start from: a run's folder (its best checkpoint), or any file or hf:// name that `python -m parity
-    inspect` reads. None: random, from the seed."""
+    """Weights to start from: a run's folder (its best checkpoint), any file or hf:// name that `python -m parity inspect`
+    reads, or timm:NAME, which is hf://timm/NAME. None: random, from the seed."""
     init_set: tuple[str, ...] = ()
-    """Fields of the model's config that the file of --init does not contain, such as: num_heads=4 norms.eps=1e-5"""
+    """Override config fields of the file of --init, such as: norms.eps=1e-5 num_heads=6"""
     teacher: str | None = None
     """Knowledge distillation: the weights of a teacher of the same classes, a run's folder or any file or hf:// name as for
     --init. A student with a distillation token learns the teacher's answers with that token's head."""
     teacher_set: tuple[str, ...] = ()
-    """Fields of the teacher's config that the file of --teacher does not contain, as for --init-set"""
+    """Override config fields of the file of --teacher, as --init-set does"""
     distillation: Literal["hard", "soft"] = "hard"
     """What the student learns from the teacher. hard: its most likely class. soft: its probabilities."""
     distillation_weight: float = 0.5

@@ -19,9 +19,10 @@ from parity.checkpoints.formats import torch
 from parity.checkpoints.formats.dino import BACKBONE
 from parity.checkpoints.formats.facebook import ASSUMED, CONSTRAINTS
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS, replace_keys, unsupported_head_width
+from parity.checkpoints.formats.tables import replace_keys, unsupported_head_width
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
+from vit_spec.parts import UNGATED_ACTIVATIONS
 
 _COMMON = replace_keys(BACKBONE, {}, ("pos_embed", "blocks.attn.qkv.bias"))
 _MORE = """

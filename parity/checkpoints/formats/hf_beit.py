@@ -22,8 +22,9 @@ from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from parity.checkpoints.formats.stored_constants import image_size_of_index, is_relative_index
-from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS, replace_keys
+from parity.checkpoints.formats.tables import replace_keys
 from vit_spec import InputError, ViTConfig
+from vit_spec.parts import UNGATED_ACTIVATIONS
 
 DEFAULTS = {
     "num_attention_heads": 12,

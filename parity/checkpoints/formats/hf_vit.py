@@ -9,8 +9,8 @@ from typing import Any
 from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS
 from vit_spec import InputError, ViTConfig
+from vit_spec.parts import UNGATED_ACTIVATIONS
 
 NAME, TYPES = "hf-vit", ("vit",)
 DEFAULTS = {

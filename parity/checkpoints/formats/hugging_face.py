@@ -410,8 +410,16 @@ def config_json(config: ViTConfig, model_type: str, architecture: str, **more: A
         model_type: the value of `model_type`.
         architecture: the class that the weights belong to.
         more: further fields.
+
+    Raises:
+        InputError: transformers has no name for the activation.
     """
-    spelled = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    spelled = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | {"swiglu": "silu"}
+    if config.mlp.activation not in spelled:
+        raise InputError(
+            f"transformers' config.json cannot store mlp.activation={config.mlp.activation!r}: write a file "
+            f"(weights.safetensors) instead of a folder"
+        )
     fields: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
@@ -422,7 +430,7 @@ def config_json(config: ViTConfig, model_type: str, architecture: str, **more: A
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.num_heads,
         "intermediate_size": config.mlp_dim,
-        "hidden_act": spelled.get(config.mlp.activation, "silu"),
+        "hidden_act": spelled[config.mlp.activation],
         "layer_norm_eps": config.norms.eps,
         **more,
     }

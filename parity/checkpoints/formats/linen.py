@@ -7,6 +7,7 @@ google-research/scenic:scenic/projects/baselines/vit.py.
 from parity.checkpoints.formats.format import Fields
 from parity.checkpoints.formats.tables import PLAIN_BLOCK
 from vit_spec import ViTConfig
+from vit_spec.parts import UNGATED_ACTIVATIONS
 
 SPELLINGS = {"qkv": ("query", "key", "value"), "kv": ("key", "value")}
 
@@ -87,7 +88,7 @@ CONSTRAINTS: Fields = {
     "attention.proj_bias": True,
     "attention.scale": None,
     "attention.value_skip": False,
-    "mlp.activation": ("gelu_tanh", "gelu", "quick_gelu", "relu", "silu", "mish", "none"),
+    "mlp.activation": UNGATED_ACTIVATIONS,
     "norms.after_blocks": True,
     "norms.shared_norm": False,
     "head.bias": True,

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, UNGATED_ACTIVATIONS, replace_keys
+from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, replace_keys
 from vit_spec import ViTConfig
+from vit_spec.parts import UNGATED_ACTIVATIONS
 
 _BLOCK = """
     blocks.norm1.weight     | transformer.layers.{block}.0.norm.weight       | width

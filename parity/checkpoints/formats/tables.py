@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from parity.checkpoints.formats.format import Fields
 from vit_spec import ViTConfig
+from vit_spec.parts import UNGATED_ACTIVATIONS
 
 # The block of "An Image is Worth 16x16 Words" (arXiv 2010.11929), which almost every library has.
 PLAIN_BLOCK: Fields = {
@@ -27,7 +28,6 @@ COMMON_CONSTRAINTS: Fields = {
     "attention.value_skip": False,
     "norms.shared_norm": False,
 }
-UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none")  # values of mlp.activation
 
 # The ViT of most libraries: a class token, learned positions, biases in all layers, MLPs without a gate.
 PLAIN_VIT_CONSTRAINTS: Fields = {

@@ -16,7 +16,7 @@ from parity.checkpoints.formats.timm_constructors import ACTIVATIONS, POOLS
 from vit_spec import InputError, ViTConfig
 from vit_spec.positions import SCALED_ROTARY
 
-ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"swiglu": "silu"}
+_ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"swiglu": "silu"}
 
 
 def json_files(config: ViTConfig) -> Mapping[str, Any]:
@@ -162,7 +162,7 @@ def _vit_arguments(c: ViTConfig) -> Fields:
         "pre_norm": c.norms.before_blocks,
         "final_norm": c.norms.after_blocks or c.norms.after_pool,
         "fc_norm": c.norms.after_pool,
-        "act_layer": ACTIVATION_NAMES[c.mlp.activation],
+        "act_layer": activation_name(c),
         "proj_bias": c.attention.proj_bias,
         "scale_attn_norm": c.attention.out_norm,
         "scale_mlp_norm": c.mlp.norm,
@@ -171,6 +171,16 @@ def _vit_arguments(c: ViTConfig) -> Fields:
         **_embed_norm(c),
         **({"dynamic_img_size": True, "dynamic_img_pad": True} if c.tokens.pad else {}),
     }
+
+
+def activation_name(c: ViTConfig) -> str:
+    """Return timm's name of the activation; raise InputError if it has none."""
+    if c.mlp.activation not in _ACTIVATION_NAMES:
+        raise InputError(
+            f"timm's config.json cannot store mlp.activation={c.mlp.activation!r}: write a file (weights.safetensors) "
+            f"instead of a folder"
+        )
+    return _ACTIVATION_NAMES[c.mlp.activation]
 
 
 def _embed_norm(c: ViTConfig) -> Fields:

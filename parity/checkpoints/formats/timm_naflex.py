@@ -13,8 +13,9 @@ from typing import Any
 
 from parity.checkpoints.formats import timm, timm_arguments, timm_config, timm_tables
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS, replace_keys
+from parity.checkpoints.formats.tables import replace_keys
 from vit_spec import InputError, ViTConfig
+from vit_spec.parts import UNGATED_ACTIVATIONS
 
 _CLASS = "NaFlexVit"
 _EMBEDDING = """
@@ -101,7 +102,7 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
         "proj_bias": c.attention.proj_bias,
         "scale_attn_inner_norm": c.attention.out_norm,
         "scale_mlp_norm": c.mlp.norm,
-        "act_layer": timm_config.ACTIVATION_NAMES[c.mlp.activation],
+        "act_layer": timm_config.activation_name(c),
         "norm_layer": norm,
         "embed_norm_layer": norm if c.norms.after_patches else None,
         "class_token": c.tokens.class_token,

@@ -10,8 +10,9 @@ Source: torch 2.13, torch/nn/modules/transformer.py, TransformerEncoderLayer.
 
 from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Format
-from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, UNGATED_ACTIVATIONS, unsupported_head_width
+from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, unsupported_head_width
 from vit_spec import ViTConfig
+from vit_spec.parts import UNGATED_ACTIVATIONS
 
 TABLE = """
     patch_embed.proj.weight | patch_embed.weight | width rgb ph pw

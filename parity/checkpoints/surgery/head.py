@@ -67,12 +67,15 @@ def new_head(checkpoint: Checkpoint, num_classes: int, init: str | None = None, 
         seed: seed of the random numbers.
 
     Raises:
-        InputError: num_classes is 0, or the distribution is unknown.
+        InputError: num_classes is not positive, or the distribution is unknown.
     """
+    if num_classes < 1:
+        raise InputError(
+            f"num_classes is {num_classes}: give the number of outputs, or remove the classifier with drop_head "
+            f"(--drop-head)"
+        )
     before = checkpoint.config
     config = before.replace(num_classes=num_classes, head={"init": init or before.head.init})
-    if not num_classes:
-        raise InputError("num_classes is 0: remove the classifier with drop_head or --drop-head instead")
     dtypes, rng = validate(checkpoint), np.random.default_rng(seed)
     dtype = dtypes.get("head.weight", dtypes["patch_embed.proj.weight"])
     laws = {name: row.law for name, row in rows(config).items() if name.startswith("head") and row.law}

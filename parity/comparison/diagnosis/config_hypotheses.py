@@ -10,6 +10,7 @@ from parity.checkpoints.layout import Array
 from parity.checkpoints.surgery import MODES
 from parity.comparison.diagnosis.hypothesis import Edit, Hypothesis
 from vit_spec import Pixels, ViTConfig, rows
+from vit_spec.parts import UNGATED_ACTIVATIONS
 from vit_spec.positions import SCALED_ROTARY, TABLES
 
 EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-9, 1e-10)
@@ -50,8 +51,7 @@ def _field_values(family: str, field: str, values: dict[str, Any], blocks_unchan
 def _activation_eps_scale(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other activations, LayerNorm eps and scales of the attention scores."""
     if not c.mlp.is_gated:
-        kinds = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none")
-        yield from _field_values("activation", "mlp.activation", {kind: kind for kind in kinds})
+        yield from _field_values("activation", "mlp.activation", {kind: kind for kind in UNGATED_ACTIVATIONS})
     yield from _field_values("LayerNorm eps", "norms.eps", {f"{eps:g}": eps for eps in EPS})
     inner = c.num_heads * c.head_dim
     scales = {

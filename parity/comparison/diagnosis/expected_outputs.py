@@ -12,6 +12,7 @@ import numpy as np
 
 from parity.checkpoints import containers, reading
 from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.containers.header_checks import quote_names
 from parity.checkpoints.formats import Fields
 from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import StrPath
@@ -97,7 +98,7 @@ def read_expected_outputs(path: str | Path, config: ViTConfig) -> Expected:
     stored = {".".join(key): array for key, array in containers.open(path).arrays.items()}
     for name in (IMAGES, LOGITS):
         if name not in stored:
-            contents = f"it contains {', '.join(stored)}" if stored else "it is empty"
+            contents = f"it contains {quote_names(stored)}" if stored else "it is empty"
             raise InputError(f"{path} has no {name!r} ({contents}): write numpy.savez(path, images=..., logits=...)")
     wanted = [name for name in stored if name in (IMAGES, LOGITS) or INTERMEDIATE_NAME.fullmatch(name)]
     _check_size(path, {name: stored[name].shape for name in wanted})

@@ -47,12 +47,12 @@ def record(
     Raises:
         InputError: the path cannot be written, a framework is not installed, the model computes NaN, or the twins differ.
     """
-    _, absent = installed_frameworks()
+    check_writable(path, force)
+    _, absent = installed_frameworks()  # imports them, which takes seconds
     if absent:
         raise InputError(
             f"a golden file is recorded with both frameworks, and {', '.join(absent.values())} is not installed: install it"
         )
-    check_writable(path, force)
     checkpoint = model if isinstance(model, Checkpoint) else reproducible_init.weights(model, seed)
     inputs = make_inputs(checkpoint, seed)
     progress("PyTorch in float64, explicit attention")

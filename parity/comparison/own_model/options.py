@@ -10,10 +10,11 @@ from parity.checkpoints.layout import FIXED_SIZES
 from parity.comparison.own_model.candidate import Candidate, Dims
 from parity.comparison.own_model.model import Trace
 from vit_spec import InputError
+from vit_spec.parts import UNGATED_ACTIVATIONS
 from vit_spec.positions import SCALED_ROTARY, TABLES
 
 _EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3)
-_ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "quick_gelu", "mish", "none")
+_ACTIVATIONS = tuple(dict.fromkeys(("gelu", "gelu_tanh", "relu", "silu", *UNGATED_ACTIVATIONS)))
 _ROTARY = ("axial", "dinov3", "eva", "rope_vit")
 _ROTARY_BASES = (100.0, 10000.0)
 _ROTARY_GRIDS = (None, (16, 16), (14, 14))  # a grid of the model's own size is the same as None

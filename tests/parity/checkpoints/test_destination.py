@@ -40,6 +40,15 @@ def source(tmp_path_factory):
     return path
 
 
+@pytest.mark.parametrize("name", [".", "./", "..", "../work"])
+def test_the_working_folder_is_not_replaced(name, source, tmp_path, monkeypatch, capsys):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert main(["convert", str(source), name, "--to", "hf-vit", "--force"]) == 2
+    assert "is the working folder or a folder above it, and is not replaced: give another name" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.rglob("*")] == ["work"]
+
+
 @contextmanager
 def mount_tmpfs(disk, options):
     """Mount a file system at a new folder for the duration of the `with` block."""

@@ -504,7 +504,7 @@ def test_a_mistake_in_a_table_is_one_line_with_its_place(tmp_path: Path, mistake
 def test_a_table_that_does_not_exist_or_is_no_text_is_one_line(tmp_path: Path, table: Path) -> None:
     with pytest.raises(InputError, match=r"format file \S+ does not exist; did you mean 'lab.txt'"):
         parity.register_format(tmp_path / "lab.tx")
-    with pytest.raises(InputError, match="is a folder"):
+    with pytest.raises(InputError, match=r"is a folder: give the file of a format$"):
         parity.register_format(tmp_path)
     table.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="is not text in UTF-8"):

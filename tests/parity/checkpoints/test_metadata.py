@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import parity
 from parity.__main__ import main
 from parity.checkpoints import metadata, surgery
-from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.config_inference import Assumption, Override
 from parity.checkpoints.formats import timm_config
+from parity.checkpoints.loading import load_for_model
 from parity.checkpoints.preprocessing import Preprocessing, center_crop, infer_share, size_before_crop
 from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
@@ -101,6 +103,34 @@ def test_assumptions_are_stored_until_the_user_sets_the_field(tmp_path: Path) ->
     write(corrected, tmp_path / "corrected.npz", "jax")
     found = parity.load(tmp_path / "corrected.npz")
     assert found.config.mlp.activation == "relu" and {each.field for each in found.assumed} == fields - {"mlp.activation"}
+
+
+@pytest.mark.parametrize("is_of_library", [False, True])
+def test_an_override_of_a_stated_field_is_told_with_both_values(
+    is_of_library: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = f"{tmp_path}/vit/"
+    write(reproducible_init.weights(SQUARE, 0), path, "hf-vit")
+    if is_of_library:  # without our metadata: config.json states the fields
+        save_file(load_file(f"{path}model.safetensors"), f"{path}model.safetensors", {"format": "pt"})
+    expected = (Override("norms.eps", 0.5, 1e-6),)
+    assert parity.load(path, given={"norms.eps": 0.5, "num_heads": 3}).overridden == expected
+    assert main(["inspect", path, "--set", "norms.eps=0.5", "num_heads=3"]) == 0
+    assert "overridden: norms.eps is 0.5 by --set; the file states 1e-06\n" in capsys.readouterr().out
+    assert main(["inspect", path, "--json", "--set", "norms.eps=0.5"]) == 0
+    assert json.loads(capsys.readouterr().out)["overridden"] == [{"field": "norms.eps", "value": 0.5, "stated": 1e-6}]
+    with pytest.warns(parity.AssumptionWarning, match="norms.eps is 0.5 by given; the file states 1e-06"):
+        load_for_model(path, given={"norms.eps": 0.5})
+
+
+def test_an_override_of_an_assumption_replaces_nothing_that_the_file_states(tmp_path: Path) -> None:
+    write(with_metadata(), tmp_path / "ours.npz", "jax")  # its metadata says that mlp.activation was assumed
+    assert parity.load(tmp_path / "ours.npz", given={"mlp.activation": "relu"}).overridden == ()
+    path = tmp_path / "bare.safetensors"
+    write(with_metadata(SQUARE), path, "torch")
+    save_file(load_file(path), path)  # removes the metadata
+    bare = parity.load(path, given={"num_heads": 3, "norms.eps": 0.5, "mlp.activation": "relu"})
+    assert bare.config.norms.eps == 0.5 and bare.overridden == ()
 
 
 def test_the_labels_of_21843_classes_are_stored(tmp_path: Path) -> None:

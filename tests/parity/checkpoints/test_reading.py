@@ -251,6 +251,7 @@ def refusal(path):
 
 def test_a_missing_file_suggests_the_nearest_name(saved):
     assert refusal(saved.with_name("vitt.safetensors")).endswith("did you mean 'vit.safetensors'?")
+    assert refusal("timm:vit").endswith("of the trainers read timm:NAME, give hf://timm/NAME")
 
 
 def test_a_missing_folder_is_named(tmp_path):

@@ -555,8 +555,8 @@ REFUSED = [
     ({}, {"resampling": "tim"}, "unknown resampling 'tim'; did you mean 'timm'?"),
     ({}, {"resampling": "?"}, "unknown resampling '?': give one of timm, dinov2-reg, hf"),
     ({}, {"in_channels": 0}, "in_channels is 0: give a positive integer"),
-    ({}, {"num_classes": 0}, "num_classes is 0: remove the classifier with drop_head"),
-    ({}, {"num_classes": -1}, "num_classes is -1: give the number of outputs"),
+    ({}, {"num_classes": 0}, "num_classes is 0: give the number of outputs, or remove the classifier with drop_head"),
+    ({}, {"num_classes": -1}, "num_classes is -1: give the number of outputs, or remove the classifier with drop_head"),
     ({"num_classes": 0}, {"drop_head": True}, "there is no head to drop"),
     (
         NO_PREFIX_ROWS,

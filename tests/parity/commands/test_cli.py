@@ -47,6 +47,24 @@ def run(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SRC", ["inspect", ""]),
+        ("DST", ["convert", "{saved}", "", "--to", "timm", "--force"]),
+        ("--html", ["check", "{saved}", "--html", ""]),
+        ("--logits", ["diagnose", "{saved}", "--logits", ""]),
+        ("--format-file", ["formats", "--format-file="]),
+        ("--show", ["formats", "--show", ""]),
+        ("FILE", ["golden", "verify", ""]),
+    ],
+)
+def test_an_empty_argument_does_not_mean_the_working_folder(name, words, saved, monkeypatch, capsys):
+    monkeypatch.chdir(saved.parent)
+    code, out, err = run(capsys, *(word.format(saved=saved) for word in words))
+    assert (code, out) == (2, "") and f"error: {name} is empty: give a path or another value; see " in err
+
+
 # Imports --------------------------------------------------------------------------------------------------------------
 
 LOADED = "import sys; print(sorted({'jax', 'torch', 'flax', 'orbax', 'huggingface_hub'} & set(sys.modules)))"
@@ -239,6 +257,12 @@ def test_help_names_every_command():
         ("zzz", "unknown command 'zzz': give one of convert, inspect, check, diagnose, assert, golden, formats, models"),
         ("", "COMMAND; see python -m parity --help"),
         ("convert a", "DST, --to; see python -m parity convert --help"),
+        (
+            "convert a b.npz --tto timm",
+            "unrecognized arguments: --tto; did you mean '--to'?; see python -m parity convert",
+        ),
+        ("convert a --set eps=1 --to timm", "the following arguments are required: DST; see python -m parity convert"),
+        ("golden record a.npz", "the following arguments are required: FILE; see python -m parity golden record --help"),
         ("convert a b.safetensors --to jux", "unknown format 'jux'; did you mean 'jax'?"),
         ("inspect", "SRC"),
         ("inspect a --colour", "unrecognized arguments: --colour"),
@@ -261,6 +285,10 @@ def test_help_names_every_command():
             "argument --seed: '9999999999999999999' is not a valid seed: give an integer",
         ),
         ("check a --against b --level train --as-is", "in float64: remove --level and --as-is"),
+        ("check a --steps 5", "--steps is the number of optimizer steps for --level train: give both, or leave it out"),
+        ("check a --level precision --steps 5", "--steps is the number of optimizer steps for --level train"),
+        ("check a --level function --dtype bfloat16", "compares only in float64: give --level precision, or leave --dtype"),
+        ("diagnose a --logits b.npz --seed 0", "--seed is of the images for --against, and --logits has its own"),
         ("diagnose a", "one of the arguments --logits --against is required"),
         ("golden", "record | verify | table; see python -m parity golden --help"),
         ("golden record vit_s17 a.npz", "'vit_s17' is neither a named model nor a file; did you mean 'vit_s16'?"),

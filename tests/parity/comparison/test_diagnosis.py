@@ -843,6 +843,7 @@ def test_images_may_have_their_channels_first(tmp_path: Path) -> None:
 INVALID_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "no logits": ({"images": VALID_ARRAYS["images"]}, "no 'logits'"),
     "other outputs": (VALID_ARRAYS | {"logits": np.ones((8, 7))}, r"logits have shape \(8, 7\)"),
+    "a checkpoint": ({f"w{i}": np.ones(1) for i in range(9)}, r"\(it contains 'w0', 'w1', 'w2', 'w3' and 5 more\)"),
     "other number": (VALID_ARRAYS | {"logits": np.ones((7, 5))}, "8 images and 7 rows"),
     "NaN": (VALID_ARRAYS | {"logits": np.full((8, 5), np.nan)}, "logits have 40 entries that are NaN"),
     "other channels": (VALID_ARRAYS | {"images": np.ones((8, 32, 48, 1))}, r"expected \(B, H, W, 3\)"),

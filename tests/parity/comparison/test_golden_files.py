@@ -91,6 +91,14 @@ def test_a_recorded_file_verifies_and_a_second_recording_has_the_same_bytes(tmp_
     assert (tmp_path / "second.npz").read_bytes() == (tmp_path / "first.npz").read_bytes()
 
 
+def test_the_path_is_checked_before_the_frameworks_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "installed_frameworks", lambda: pytest.fail("the frameworks were imported"))
+    for name, message in (("a.npy", "ends in .npz"), ("nowhere/a.npz", "no folder"), ("old.npz", "exists")):
+        (tmp_path / "old.npz").touch()
+        with pytest.raises(InputError, match=message):
+            golden.record(PLAIN, tmp_path / name)
+
+
 def test_a_file_that_appears_while_a_golden_file_is_recorded_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "first.npz"
     config = small_config(vit_spec.get("vit_s16"), depth=1)

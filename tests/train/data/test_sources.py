@@ -469,6 +469,11 @@ def test_an_unknown_option_names_the_nearest() -> None:
     assert "did you mean 'label'?" in error_message("parquet:x?lable=x")
 
 
+def test_a_folder_with_the_form_of_options_in_its_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "im b?x=1").mkdir()
+    assert "im b?x=1 exists, but its ? begins the options: rename it" in error_message(f"folder:{tmp_path}/im b?x=1")
+
+
 def test_an_option_of_a_source_without_options_is_refused() -> None:
     assert "'label=y' is not an option of npz:FILE: give test=..." in error_message("npz:x.npz?label=y")
 
@@ -898,8 +903,10 @@ def test_the_source_in_the_docstring_refuses_a_missing_folder_and_one_without_ph
 
 def test_every_data_source_is_registered() -> None:
     modules = [pkgutil.resolve_name(f"{sources.__name__}.{each.name}") for each in pkgutil.iter_modules(sources.__path__)]
-    found = [module.open_splits for module in modules if hasattr(module, "open_splits")]
-    assert {kind.open_splits for kind in sources._SOURCES.values()} == set(found)
+    found = {module.__name__: module.open_splits for module in modules if hasattr(module, "open_splits")}
+    registered = {kind.open_splits for kind in sources._SOURCES.values()}
+    assert [module for module, open_splits in found.items() if open_splits not in registered] == []
+    assert registered == set(found.values())
 
 
 @pytest.mark.parametrize("usage", [kind.usage for kind in sources._SOURCES.values()])

@@ -399,6 +399,13 @@ def test_a_run_folder_without_best_weights_as_init_is_noted(checkpoint_path: Pat
     assert notes[1] == f"{newest.parent} has no best.safetensors: its newest weights are used, {newest}"
 
 
+def test_an_init_set_of_what_the_file_states_is_noted(checkpoint_path: Path) -> None:
+    recipe = Recipe(init=str(checkpoint_path), init_set=("norms.eps=0.5",))
+    checkpoint, notes = load_initial_weights(recipe, num_outputs=5, in_channels=3)
+    assert checkpoint.config.norms.eps == 0.5
+    assert notes[1] == "norms.eps is 0.5 by --init-set; the file states 1e-06"
+
+
 def test_a_field_that_cannot_be_inferred_is_asked_for_with_init_set(checkpoint_path: Path) -> None:
     bare = checkpoint_path.with_name("bare.safetensors")
     parity.convert(checkpoint_path, bare, "torch")

@@ -163,6 +163,12 @@ def test_runs_of_the_same_second_have_different_folders(tmp_path: Path, monkeypa
     assert not Path("more").exists()
 
 
+def test_a_link_to_nothing_above_a_run_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to("gone")
+    with pytest.raises(InputError, match="runs is a link to gone, which does not exist: give another with --run"):
+        create_run_folder(f"{tmp_path}/runs/x").__enter__()
+
+
 def test_a_run_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot make the folder .*x \(Not a directory\): give another"):

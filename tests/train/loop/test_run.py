@@ -586,6 +586,9 @@ def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
     config = model_config(RECIPE.model, num_outputs=1, in_channels=1, size=(8, 8))
     with pytest.raises(InputError, match="cannot make the folder"):
         RunFolder(tmp_path / "file" / "run", RECIPE, config, {})
+    (tmp_path / "link").symlink_to("gone")
+    with pytest.raises(InputError, match="link is a link to gone, which does not exist: give another with --run"):
+        RunFolder(tmp_path / "link", RECIPE, config, {})
 
 
 # Resuming -------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import vit_spec
 from train.cli import DIGITS, list_recipes, main, parse_request
 from train.loop.request import Request
 from train.recipes import IMAGENET, RECIPES, DataInfo, Model, Recipe, flatten_fields, model_config
+from train.recipes.recipe import OPTIMIZERS
 from vit_spec import InputError
 
 OTHER_VALUES: dict[str, Any] = {  # for fields that `other_value` cannot double
@@ -192,6 +193,13 @@ def test_help_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert not [name for name, _ in flatten_fields(Recipe()) if f"--{name.replace('_', '-')}" not in message]
 
 
+def test_help_shows_the_commands_of_its_own_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse_request("train.torch", ["--config", "vit_s16", "--help"])
+    message = capsys.readouterr().out
+    assert "python -m train.torch --config vit_s16\n" in message and "python -m train.jax" not in message
+
+
 INVALID = {
     "--config vits16": "unknown recipe 'vits16'; did you mean 'vit_s16'?",
     "--config": "--config needs a value",
@@ -199,7 +207,7 @@ INVALID = {
     "--plan": "--plan needs a value",
     "--plan 8x80GiB --dry_run": "--plan and --dry-run exclude each other: leave out one of them",
     "--lr 1e-3": "did you mean '--optimizer.lr'?",
-    "--optimizer.name adamww": "lion, adafactor, muon; did you mean 'adamw'?",
+    "--optimizer.name adamww": f"{', '.join(OPTIMIZERS)}; did you mean 'adamw'?",
     "--model.changes num_classes=3 --plan 8x80GiB": "num_classes, which follows from the data and the task: leave it out",
     "--model.changes depht=3 --plan 8x80GiB": "--model.changes depht is not a field of the config; did you mean 'depth'?",
     "--init-set num_heads=3": "--init-set needs --init",
@@ -237,6 +245,13 @@ INVALID = {
     "--epochs 1%": "epochs is 1%, a share of the run, but it sets the length of the run: give epochs, steps or examples",
     "--model.name deit_s16 --init w.npz": "--model.name cannot be used with --init",
     "--augment.mixup -1": "error: augment.mixup is -1.0: ",
+    "--plan 8x80GiB --check-data found.csv": "--plan and --check-data exclude each other: leave out one of them",
+    "--check-data found.csv --dry-run": "--check-data and --dry-run exclude each other: leave out one of them",
+    "--list --config vit_s16": "--list lists the recipes and does nothing else: leave --config vit_s16 out",
+    "--model.changes": "--model.changes has no values: give FIELD=VALUE",
+    "--init=": "--init is empty: give a path or another value",
+    "--config finetune --init=": "--init is empty",
+    "--teacher=": "--teacher is empty",
     "--plan 8x80GiB --optimizer.freeze block.*": "freeze has 'block.*', which matches no parameter",
     "--plan 8x80GiB --dry-run": "--plan and --dry-run exclude each other: leave out one of them",
 }

@@ -23,6 +23,7 @@ To add a source:
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from train.data.sources import cifar, digits, folder, hub, idx, npz, parquet, table, tar
@@ -161,6 +162,8 @@ def _parse_options(where: str, kind: _SourceKind) -> tuple[str, dict[str, str]]:
         if option in known and not value:
             raise InputError(f"{pair!r} has no value: give one, or leave it out")
         if option not in known:
+            if Path(where).expanduser().exists():
+                raise InputError(f"{where} exists, but its ? begins the options: rename it, or give a link to it")
             allowed = f"give {', '.join(f'{name}=...' for name in known)}"
             raise InputError(f"{pair!r} is not an option of {kind.usage}: {allowed}{nearest(option, known)}")
         options[option] = value
