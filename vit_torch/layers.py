@@ -3,6 +3,7 @@
 Weights have the shape (outputs, inputs) with merged heads, as in timm, so that timm can load the `state_dict`.
 """
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from math import prod
@@ -60,10 +61,13 @@ class ViTModule(nn.Module):
         self, make: Callable[..., Tables], grid: tuple[int, int], dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
         tables = (torch.tensor(table, dtype=dtype) for table in make(self.config, grid))
-        return tuple(table.to(device, non_blocking=True) for table in tables)
+        constants = tuple(table.to(device, non_blocking=True) for table in tables)
+        for table in constants:  # with `dynamic=True`, torch.compile would fail on sizes that are not those of an input
+            table._dynamo_static_indices = set(range(table.ndim))  # type: ignore[attr-defined]
+        return constants
 
-    # torch.compile must not trace numpy.  `torch.compiler.assume_constant_result` sets the same attribute, but imports the
-    # compiler, which doubles the time to import PyTorch.
+    # torch.compile must not trace numpy.  The functions that set these attributes, `torch.compiler.assume_constant_result`
+    # and `torch._dynamo.mark_static`, import the compiler, which doubles the time to import PyTorch.
     _constants._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -283,6 +287,20 @@ def check_images(images: Tensor, config: ViTConfig) -> None:
             f"images are {images.dtype}: expected floating-point numbers; normalize them first, "
             "(images / 255 - config.pixels.mean) / config.pixels.std"
         )
+
+
+def image_size(images: Tensor) -> tuple[int, int]:
+    """Return the (height, width) of images, (B, C, H, W), as numbers, so that torch.compile compiles each size separately.
+
+    Raises:
+        InputError: they are symbols of a program that is exported.
+    """
+    height, width = images.shape[2:]
+    if isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt):
+        raise InputError(
+            f"image size {height} x {width} is symbolic: export at one image size; only the batch may be dynamic"
+        )
+    return operator.index(height), operator.index(width)
 
 
 @torch.no_grad()

@@ -116,6 +116,28 @@ def test_the_model_compiles_without_graph_breaks(config: ViTConfig) -> None:
         torch.testing.assert_close(compiled, model(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["learned", "rotary"])
+def test_the_model_compiles_at_any_image_size(config: ViTConfig, dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    model = vit_torch.ViT(config).eval()
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="eager")
+    for size in ((64, 48), (96, 80), (32, 64)):  # from the second size on, the compiler makes sizes symbolic
+        with torch.no_grad():
+            assert torch.equal(compiled(x := images(config, size)), model(x))
+
+
+@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["learned", "rotary"])
+def test_a_model_is_exported_for_any_batch_but_one_image_size(config: ViTConfig) -> None:
+    model, x = vit_torch.ViT(config).eval(), images(config)
+    batch, patches = torch.export.Dim("batch"), torch.export.Dim("patches")
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: batch},)).module()
+    assert torch.equal(program(x.repeat(3, 1, 1, 1)), model(x.repeat(3, 1, 1, 1)))
+    for axis in (2, 3):
+        with pytest.raises(InputError, match="is symbolic: export at one image size; only the batch may be dynamic"):
+            torch.export.export(model, (x,), dynamic_shapes=({axis: config.patch_size[axis - 2] * patches},))
+
+
 @pytest.mark.parametrize("seed", [None, 3])
 def test_training_with_dropout_and_activation_checkpointing_is_one_graph(seed: int | None) -> None:
     torch._dynamo.reset()
