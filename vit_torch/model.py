@@ -248,6 +248,10 @@ class ViT(ViTModule):
         self.head = Linear((feature,), (labels,), config.head.bias) if labels else None
         second = labels and tokens.distillation
         self.head_dist = Linear((feature,), (labels,), config.head.bias) if second else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set every parameter to new initial values, as after `to_empty` of a model that was built on the meta device."""
         initialise(self)
 
     def forward(self, images: Tensor, key: Key | None = None, both_heads: bool = False) -> Tensor:

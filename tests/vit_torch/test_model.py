@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -207,6 +208,26 @@ def test_reading_intermediates_leaves_the_model_unchanged() -> None:
     vit_torch.intermediates(model, x)
     assert torch.equal(model(x), before)
     assert not any(module._forward_hooks or getattr(module, "on_intermediate", None) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "wrap", [partial(torch.compile, backend="eager"), torch.nn.DataParallel], ids=["compile", "parallel"]
+)
+@pytest.mark.parametrize("read", [vit_torch.intermediates, vit_torch.attention_maps])
+def test_intermediates_of_a_wrapped_model_are_refused(read: Any, wrap: Any) -> None:
+    with pytest.raises(InputError, match=r"expected a vit_torch\.ViT; give the model that it wraps$"):
+        read(wrap(vit_torch.ViT(PLAIN)), images(PLAIN))
+
+
+def test_a_model_built_on_the_meta_device_is_initialized_as_any_other() -> None:
+    with torch.device("meta"):
+        model = vit_torch.ViT(RICH)
+    model.to_empty(device="cpu")
+    other = vit_torch.ViT(RICH)
+    for each in (model, other):
+        torch.manual_seed(0)
+        each.reset_parameters()
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
 
 
 def test_without_classes_the_output_is_the_pooled_feature() -> None:
