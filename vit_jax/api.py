@@ -101,7 +101,8 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
     The function holds a copy of the parameters, with arrays of its own for each block, and matrices in the dtype of
     `Execution(dtype=...)`.  `jax.jit(model.apply)` rounds matrices to that dtype at each call.  On CPUs each of its blocks
     also copies its parameters out of the stacked arrays.  On CPUs in float32, the function takes 0.9 of the time for one
-    image of ViT-B/16, and as long for eight (`python -m benchmarks.compile_forward`).  It takes longer to compile.
+    image of ViT-B/16, and as long for eight (`python -m benchmarks.compile_forward`).  It takes longer to compile.  Inside
+    another program, such as one for `jax.export`, the parameters are constants and the compiler options that program's.
 
     Args:
         model: the model.
@@ -112,9 +113,10 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
         flax.errors.FlaxError, ValueError: the parameters are not those of the model.
     """
     program, own = _forward_program(model, params, batch_size)
+    inner = jax.jit(program.__wrapped__)  # jax refuses compiler options inside another program
 
     def forward(images: Array) -> Array:
-        return program(own, images)
+        return (inner if isinstance(images, jax.core.Tracer) else program)(own, images)
 
     return forward
 

@@ -397,6 +397,20 @@ def check_images(images: Array, config: ViTConfig) -> None:
         )
 
 
+def image_size(images: Array) -> tuple[int, int]:
+    """Return the (height, width) of images, (B, H, W, C).
+
+    Raises:
+        InputError: they are symbols of a program that is exported.
+    """
+    height, width = images.shape[1:3]
+    if not (isinstance(height, int) and isinstance(width, int)):
+        raise InputError(
+            f"image size {height} x {width} is symbolic: export at one image size; only the batch may be dynamic"
+        )
+    return height, width
+
+
 def at_least_float32(x: Array) -> Any:
     """Return the dtype for sums and exponentials: that of x, but at least float32."""
     return jnp.promote_types(x.dtype, jnp.float32)

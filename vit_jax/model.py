@@ -27,6 +27,7 @@ from vit_jax.layers import (
     check_images,
     drop_path,
     dropout,
+    image_size,
     mix_rotary,
     sample_kept_tokens,
     scan_blocks,
@@ -57,7 +58,7 @@ class PatchEmbed(ViTModule):
         self.norm = Norm(config, execution, (config.width,)) if config.norms.after_patches else None
 
     def __call__(self, images: Array) -> Array:
-        (height, width), (ph, pw) = images.shape[1:3], self.config.patch_size
+        (height, width), (ph, pw) = image_size(images), self.config.patch_size
         rows, columns = self.config.grid_of(height, width)
         padding = ((0, 0, 0), (0, rows * ph - height, 0), (0, columns * pw - width, 0), (0, 0, 0))  # crops if negative
         images = lax.pad(images, jnp.zeros((), images.dtype), padding)
@@ -267,7 +268,7 @@ class ViT(ViTModule):
     def embed(self, images: Array, noise: Noise | None) -> tuple[Array, AttentionTables]:
         """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share."""
         config, rates = self.config, self.config.regularisation
-        grid = config.grid_of(images.shape[1], images.shape[2])
+        grid = config.grid_of(*image_size(images))
         x = self.patch_embed(images)  # (B, rows * columns, width)
         learned = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         prefix = [jnp.broadcast_to(token, (x.shape[0], *token.shape[1:])) for token in learned]

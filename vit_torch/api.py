@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vit_spec import InputError
 from vit_spec.shadowing import check_not_shadowed
 from vit_torch.execution import Execution
 from vit_torch.layers import ViTModule, at_least_float32
@@ -79,7 +80,12 @@ def intermediates(model: ViT, images: Tensor, fed: Mapping[str, Tensor] | None =
         images: (B, C, H, W).
         fed: values by name that replace intermediates in the forward pass.  In training, "blocks.3.drop_path" is the mask
             (B, 1, 1) of stochastic depth for attention, and "blocks.3.drop_path (2)" the mask for the MLP; both can be fed.
+
+    Raises:
+        vit_spec.InputError: the model is wrapped, as by `torch.compile`.
     """
+    if not issubclass(type(model), ViT):  # isinstance holds for what torch.compile returns
+        raise InputError(f"the model is a {type(model).__name__}: expected a vit_torch.ViT; give the model that it wraps")
     found: dict[str, Tensor] = {}
     counts: Counter[str] = Counter()
 
@@ -116,9 +122,12 @@ def attention_maps(model: ViT, images: Tensor, block: int = -1) -> Tensor:
         model: the model.
         images: (B, C, H, W).
         block: index of the block; negative indices count from the last block.
+
+    Raises:
+        vit_spec.InputError: the model is wrapped, as by `torch.compile`.
     """
-    block = range(model.config.depth)[block]
     _, found = intermediates(model, images)
+    block = range(model.config.depth)[block]
     q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
     scores = model.config.scale * torch.einsum("bthd,bshd->bhts", q, k)
     return scores.to(at_least_float32(scores)).softmax(-1)

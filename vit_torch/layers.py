@@ -3,6 +3,7 @@
 Weights have the shape (outputs, inputs) with merged heads, as in timm, so that timm can load the `state_dict`.
 """
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from math import prod
@@ -62,10 +63,13 @@ class ViTModule(nn.Module):
     ) -> tuple[Tensor, ...]:
         tables = make(self.config, grid)
         tensors = (torch.tensor(table, dtype=dtype if table.dtype.kind == "f" else torch.int64) for table in tables)
-        return tuple(tensor.to(device, non_blocking=True) for tensor in tensors)
+        constants = tuple(tensor.to(device, non_blocking=True) for tensor in tensors)
+        for table in constants:  # with `dynamic=True`, torch.compile would fail on sizes that are not those of an input
+            table._dynamo_static_indices = set(range(table.ndim))  # type: ignore[attr-defined]
+        return constants
 
-    # torch.compile must not trace numpy.  `torch.compiler.assume_constant_result` sets the same attribute, but imports the
-    # compiler, which doubles the time to import PyTorch.
+    # torch.compile must not trace numpy.  The functions that set these attributes, `torch.compiler.assume_constant_result`
+    # and `torch._dynamo.mark_static`, import the compiler, which doubles the time to import PyTorch.
     _constants._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -288,3 +292,17 @@ def check_images(images: Tensor, config: ViTConfig) -> None:
             f"images are {images.dtype}: expected floating-point numbers; normalize them first, "
             "vit_torch.normalize(images, config.pixels)"
         )
+
+
+def image_size(images: Tensor) -> tuple[int, int]:
+    """Return the (height, width) of images, (B, C, H, W), as numbers, so that torch.compile compiles each size separately.
+
+    Raises:
+        InputError: they are symbols of a program that is exported.
+    """
+    height, width = images.shape[2:]
+    if isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt):
+        raise InputError(
+            f"image size {height} x {width} is symbolic: export at one image size; only the batch may be dynamic"
+        )
+    return operator.index(height), operator.index(width)

@@ -32,18 +32,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     `torch.backends.mkldnn.flags(enabled=False)` selects `F.linear`.
     """
-    if _is_for_onednn(x, weight):
+    if _is_for_onednn(x, weight, bias):
         return _OneDnnLinear.apply(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
-def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+def _is_for_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     # Programs that are compiled or exported are to have PyTorch's own operations, and autocast decides for these only.
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if is_traced or torch.is_autocast_enabled("cpu") or not (HAS_ONEDNN and torch.backends.mkldnn.enabled):
         return False
-    is_float32 = x.dtype == torch.float32 and x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
-    return is_float32 and x.numel() >= MIN_ROWS * x.shape[-1] and weight.numel() >= MIN_ENTRIES
+    # A subclass, such as a quantized weight, has its own `F.linear`.
+    is_plain = all(type(each) in (Tensor, nn.Parameter) for each in (x, weight, bias) if each is not None)
+    is_float32 = x.dtype == torch.float32 and x.device.type == "cpu"
+    return is_plain and is_float32 and x.numel() >= MIN_ROWS * x.shape[-1] and weight.numel() >= MIN_ENTRIES
 
 
 class _OneDnnLinear(torch.autograd.Function):

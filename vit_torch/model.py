@@ -30,6 +30,7 @@ from vit_torch.layers import (
     check_images,
     drop_path,
     dropout,
+    image_size,
     mix_rotary,
     run_block,
     sample_kept_tokens,
@@ -58,7 +59,7 @@ class PatchEmbed(ViTModule):
         self.norm = Norm(config, (config.width,)) if config.norms.after_patches else None
 
     def forward(self, images: Tensor) -> Tensor:
-        (height, width), (ph, pw) = images.shape[2:4], self.config.patch_size
+        (height, width), (ph, pw) = image_size(images), self.config.patch_size
         rows, columns = self.config.grid_of(height, width)
         padding = (0, columns * pw - width, 0, rows * ph - height)  # crops if negative
         images = F.pad(images, padding)
@@ -250,6 +251,10 @@ class ViT(ViTModule):
         self.head = Linear((feature,), (labels,), config.head.bias) if labels else None
         second = labels and tokens.distillation
         self.head_dist = Linear((feature,), (labels,), config.head.bias) if second else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set every parameter to new initial values, as after `to_empty` of a model that was built on the meta device."""
         initialise(self)
 
     def forward(self, images: Tensor, key: Key | None = None, both_heads: bool = False) -> Tensor:
@@ -268,7 +273,7 @@ class ViT(ViTModule):
     def embed(self, images: Tensor, noise: Noise | None = None) -> tuple[Tensor, AttentionTables]:
         """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share."""
         config, rates = self.config, self.config.regularisation
-        grid = config.grid_of(images.shape[2], images.shape[3])
+        grid = config.grid_of(*image_size(images))
         x = self.patch_embed(images)  # (B, rows * columns, width)
         learned = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         prefix = [token.expand(x.shape[0], *token.shape[1:]) for token in learned]

@@ -57,6 +57,14 @@ def test_the_function_does_not_need_the_given_parameters_any_more() -> None:
     np.testing.assert_array_equal(forward(image), before)
 
 
+def test_the_function_can_be_part_of_another_program() -> None:
+    images = np.random.default_rng(0).normal(size=(2, 8, 12, 3)).astype(np.float32)
+    forward = vit_jax.compile_forward(vit_jax.ViT(SMALL), noisy_params(SMALL), batch_size=10**6)  # has compiler options
+    exported = jax.export.export(jax.jit(forward))(jax.ShapeDtypeStruct(images.shape, images.dtype))
+    for found in (jax.jit(forward)(images), exported.call(images)):
+        np.testing.assert_allclose(found, forward(images), rtol=0, atol=1e-5)
+
+
 def assert_as_accurate(config: vit_spec.ViTConfig, dtype: str | None) -> None:
     """Assert that the error of the function is at most twice that of `jax.jit(model.apply)`, against float64."""
     params, images = noisy_params(config), np.random.default_rng(0).normal(size=(4, 8, 12, 3)).astype(np.float32)

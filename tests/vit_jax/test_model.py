@@ -277,6 +277,22 @@ def test_attention_maps_are_the_weights_of_the_heads() -> None:
     assert maps.shape == (2, RICH.num_heads, RICH.num_tokens, RICH.num_tokens)
 
 
+@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["learned", "rotary"])
+def test_a_model_is_exported_for_any_batch_but_one_image_size(config: ViTConfig) -> None:
+    model, params, x = vit_jax.ViT(config), vit_jax.init(config), random_images(config)
+    (height, width), batch, side = config.image_size, *jax.export.symbolic_shape("batch, side")
+
+    def program(*shape: Any) -> Any:
+        images = jax.ShapeDtypeStruct((*shape, config.in_channels), x.dtype)
+        return jax.export.export(jax.jit(partial(model.apply, {"params": params})))(images)
+
+    logits = program(batch, height, width).call(x)
+    np.testing.assert_allclose(logits, model.apply({"params": params}, x), rtol=0, atol=1e-5)
+    for size in ((side, width), (height, side)):
+        with pytest.raises(InputError, match="is symbolic: export at one image size; only the batch may be dynamic"):
+            program(batch, *size)
+
+
 def test_both_twins_have_the_same_intermediates() -> None:
     torch, vit_torch = pytest.importorskip("torch"), pytest.importorskip("vit_torch")
     _, in_jax = vit_jax.intermediates(vit_jax.ViT(RICH), cached_params(RICH), random_images(RICH))

@@ -114,6 +114,27 @@ def test_transformations_of_functions_equal_those_of_the_library(inputs: Inputs)
         assert_equal(ours, theirs)
 
 
+class Halves(Tensor):
+    """A weight or bias stored in half precision, as quantization libraries store theirs."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is F.linear:
+                args = [each.float() if isinstance(each, Halves) else each for each in args]
+            return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("which", ["weight", "bias"])
+def test_parameters_of_a_subclass_are_multiplied_by_their_own_operation(inputs: Inputs, which: str) -> None:
+    x, weight, bias = (each.detach() for each in inputs)
+    if which == "weight":
+        weight = weight.half().as_subclass(Halves)
+    else:
+        bias = bias.half().as_subclass(Halves)
+    assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
 def test_exported_programs_have_the_operation_of_the_library(inputs: Inputs) -> None:
     x, weight, bias = (each.detach() for each in inputs)
 

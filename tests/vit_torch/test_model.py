@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -116,6 +117,28 @@ def test_the_model_compiles_without_graph_breaks(config: ViTConfig) -> None:
         torch.testing.assert_close(compiled, model(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["learned", "rotary"])
+def test_the_model_compiles_at_any_image_size(config: ViTConfig, dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    model = vit_torch.ViT(config).eval()
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="eager")
+    for size in ((64, 48), (96, 80), (32, 64)):  # from the second size on, the compiler makes sizes symbolic
+        with torch.no_grad():
+            assert torch.equal(compiled(x := images(config, size)), model(x))
+
+
+@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["learned", "rotary"])
+def test_a_model_is_exported_for_any_batch_but_one_image_size(config: ViTConfig) -> None:
+    model, x = vit_torch.ViT(config).eval(), images(config)
+    batch, patches = torch.export.Dim("batch"), torch.export.Dim("patches")
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: batch},)).module()
+    assert torch.equal(program(x.repeat(3, 1, 1, 1)), model(x.repeat(3, 1, 1, 1)))
+    for axis in (2, 3):
+        with pytest.raises(InputError, match="is symbolic: export at one image size; only the batch may be dynamic"):
+            torch.export.export(model, (x,), dynamic_shapes=({axis: config.patch_size[axis - 2] * patches},))
+
+
 @pytest.mark.parametrize("seed", [None, 3])
 def test_training_with_dropout_and_activation_checkpointing_is_one_graph(seed: int | None) -> None:
     torch._dynamo.reset()
@@ -185,6 +208,26 @@ def test_reading_intermediates_leaves_the_model_unchanged() -> None:
     vit_torch.intermediates(model, x)
     assert torch.equal(model(x), before)
     assert not any(module._forward_hooks or getattr(module, "on_intermediate", None) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "wrap", [partial(torch.compile, backend="eager"), torch.nn.DataParallel], ids=["compile", "parallel"]
+)
+@pytest.mark.parametrize("read", [vit_torch.intermediates, vit_torch.attention_maps])
+def test_intermediates_of_a_wrapped_model_are_refused(read: Any, wrap: Any) -> None:
+    with pytest.raises(InputError, match=r"expected a vit_torch\.ViT; give the model that it wraps$"):
+        read(wrap(vit_torch.ViT(PLAIN)), images(PLAIN))
+
+
+def test_a_model_built_on_the_meta_device_is_initialized_as_any_other() -> None:
+    with torch.device("meta"):
+        model = vit_torch.ViT(RICH)
+    model.to_empty(device="cpu")
+    other = vit_torch.ViT(RICH)
+    for each in (model, other):
+        torch.manual_seed(0)
+        each.reset_parameters()
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
 
 
 def test_without_classes_the_output_is_the_pooled_feature() -> None:

@@ -1,0 +1,130 @@
+"""The code of docs/guides/deploy.md runs, with the differences that the page states."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.func import jvp
+from torch.nn.utils.parametrize import remove_parametrizations
+
+import parity
+import vit_spec
+import vit_torch
+from tests import ROOT
+from tests.twins import random_images, small_config
+
+GUIDE = (ROOT / "docs" / "guides" / "deploy.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+BOUNDS = {
+    program: float(bound)
+    for programs, bound in re.findall(r"^\| (.*) \| (\d[\d.e-]*) \|$", GUIDE, re.MULTILINE)
+    for program in programs.replace("`", "").split(", ")
+}
+CONFIG = small_config(vit_spec.get("vit_s16"))
+IMAGES = np.tile(random_images(CONFIG), (3, 1, 1, 1))  # not the batch of the page's example
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning",  # torch 2.13, in 2026-11, also where it compiles or derives
+    "ignore:.*treespec, LeafSpec:FutureWarning",  # the inductor of torch 2.13, in 2026-11
+    "ignore::torch.jit.TracerWarning",  # checks of the images are not part of a traced program
+)
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the model whose checkpoint the page reads, with logits that are not small."""
+    torch.manual_seed(0)
+    model = vit_torch.ViT(CONFIG).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    monkeypatch.chdir(tmp_path)
+    parity.save("model.safetensors", model.state_dict(), CONFIG, "torch")
+    return vit_torch.load("model.safetensors")
+
+
+def torch_images() -> Any:
+    return torch.tensor(IMAGES).permute(0, 3, 1, 2).contiguous()
+
+
+def run(*words: str) -> dict[str, Any]:
+    """Run the snippets that contain these words, in this order, and return what they define."""
+    names: dict[str, Any] = {}
+    for word in words:
+        [code] = [each for each in SNIPPETS if word in each]
+        exec(code, names)
+    return names
+
+
+def difference(forward: Callable[..., Any], model: Any) -> float:
+    """Return the largest difference of logits from those of the model, relative to the largest logit."""
+    with torch.no_grad():
+        logits, expected = forward(torch_images()), model(torch_images())
+    return float((logits.float() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("torch.export", ["torch.export.save"]),
+        pytest.param("AOTInductor", ["torch.export.save", "aoti_load_package"], marks=pytest.mark.slow),
+        ("torch.compile", ["torch.compile"]),
+        ("torch.jit.trace", ["torch.jit.load"]),
+        ("bfloat16", [".bfloat16()"]),
+    ],
+)
+def test_programs_of_pytorch_compute_the_logits_of_the_model(program: str, words: list[str], model: Any) -> None:
+    torch._dynamo.reset()
+    names = run("images = torch.randn", *words)
+    for forward in (names[name] for name in ("half", "forward") if name in names):
+        assert difference(forward, model) <= BOUNDS[program]
+
+
+def test_programs_of_jax_compute_the_logits_of_the_model() -> None:
+    pytest.importorskip("jax")
+    names = run("export.symbolic_shape")
+    variables = {"params": names["params"]}
+    expected = names["model"].apply(variables, IMAGES)
+    for logits in (names["forward"](IMAGES), names["outside"].call(variables, IMAGES)):
+        assert np.abs(logits - expected).max() <= BOUNDS["jax.export"] * np.abs(expected).max()
+
+
+def test_low_rank_updates_start_at_zero_are_trained_alone_and_can_be_merged(model: Any) -> None:
+    adapted = run("class LowRank")["model"]
+    assert difference(adapted, model) == 0
+    adapted(torch_images()).sum().backward()
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.grad is not None}
+    assert len(trained) == 4 * CONFIG.depth and all(name.endswith((".a", ".b")) for name in trained)
+    with torch.no_grad():
+        adapted.blocks[0].attn.qkv.parametrizations.weight[0].b.fill_(1)
+    assert difference(adapted, model) > 0.01
+    updated = adapted(torch_images())
+    for block in adapted.blocks:
+        for layer in (block.attn.qkv, block.attn.proj):
+            remove_parametrizations(layer, "weight")
+    assert adapted.state_dict().keys() == model.state_dict().keys()
+    torch.testing.assert_close(adapted(torch_images()), updated, rtol=1e-5, atol=1e-5)
+
+
+def test_forward_mode_differentiation_needs_explicit_attention(model: Any) -> None:
+    images = torch_images()
+    explicit = vit_torch.load("model.safetensors", vit_torch.Execution(attention="explicit"))
+    logits, derivative = jvp(explicit, (images,), (images,))
+    assert logits.shape == derivative.shape and derivative.abs().max() > 0
+    with pytest.raises(NotImplementedError):
+        jvp(model, (images,), (images,))
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization:DeprecationWarning")
+def test_what_the_page_says_does_not_work_does_not(model: Any) -> None:
+    quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+    assert [type(each) for each in quantized.modules()] == [type(each) for each in model.modules()]
+    for convert in (torch.jit.script, torch.fx.symbolic_trace):
+        with pytest.raises((RuntimeError, torch.fx.proxy.TraceError)):
+            convert(model)
