@@ -41,13 +41,17 @@ def keep_freed_memory() -> None:
 def ignore_abandoned_reads() -> None:
     """Print nothing about reads of a checkpoint that Orbax abandons because another one has failed.
 
-    Python prints exceptions that a coroutine raises while it is destroyed.  Each abandoned read raises one: that its event
-    loop is closed or, in a hundred lines, which array it was reading.
+    Python warns of a read that has not begun: a coroutine that was never awaited; the trainer has no others.  It prints an
+    exception without a caller for a read that ends later, since its event loop is closed, and for one that is destroyed
+    while it reads, with a hundred lines about its array.
     """
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     report = sys.unraisablehook
 
     def report_others(error: Any) -> None:
-        if not (inspect.iscoroutine(error.object) and "orbax" in Path(error.object.cr_code.co_filename).parts):
+        is_late = isinstance(error.exc_value, RuntimeError) and str(error.exc_value) == "Event loop is closed"
+        is_destroyed = inspect.iscoroutine(error.object) and "orbax" in Path(error.object.cr_code.co_filename).parts
+        if not is_late and not is_destroyed:
             report(error)
 
     sys.unraisablehook = report_others
