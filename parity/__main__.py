@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from itertools import takewhile
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -30,20 +31,20 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        arguments = list(sys.argv[1:] if args is None else args)
-        arguments = split_overrides(arguments)
+        arguments, known = split_overrides(list(sys.argv[1:] if args is None else args)), self._option_string_actions
         try:
             args, unknown = super().parse_known_args(arguments, namespace)
-        except InputError as error:
-            # A required option that is misspelt is missing, which argparse says first.
-            flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-            known = self._option_string_actions
-            misspelt = [flag for flag in flags if flag not in known and nearest(flag, known)]
-            if "arguments are required" not in str(error) or f"see {self.prog} --help" not in str(error) or not misspelt:
+        except InputError:
+            if self._subparsers is not None:  # the error is that of a command
                 raise
-            unknown = misspelt
+            # A required option that is misspelt is missing, which argparse says first.
+            before = takewhile(lambda argument: argument != "--", arguments)
+            flags = (argument.partition("=")[0] for argument in before if argument.startswith("--"))
+            unknown = [flag for flag in flags if flag not in known and nearest(flag, known)]
+            if not unknown:
+                raise
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], self._option_string_actions)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], known)}")
         # An empty path would mean the working folder; a shell gives one for a variable that is not set.
         for action in self._actions:
             value = getattr(args, action.dest, None)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from train.data.fingerprint import READ_ERRORS, Fingerprint, resolve_spec
-from train.data.sources import Dataset, Examples, open_dataset
+from train.data.sources import TEST_OPTION, Dataset, Examples, open_dataset
 from train.inference.model import TrainedModel
 from train.loop.saved_run import DATA_FILE
 from vit_spec import InputError
@@ -61,7 +61,7 @@ def open_data(model: TrainedModel, weights: str, spec: str | None, held_out: flo
     warnings = []
     if difference:
         changed = f"the data have changed since {weights} was trained ({difference})"
-        is_drawn = own.split is None or "test=" in options
+        is_drawn = own.split is None or f"{TEST_OPTION}=" in options
         if is_drawn and spec is None:
             remedy = f"restore them, or give --data {model.data} to score the images that are held out now"
             raise InputError(f"{changed}, so {MAY_BE_SEEN}: {remedy}")

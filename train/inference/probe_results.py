@@ -38,7 +38,8 @@ class KnnResult:
 class LinearResult:
     """The result of a linear probe.
 
-    constant: what `constant_score` returns.    images: what `train.inference.head.images_of_each` returns.
+    constant: what `train.loop.metrics.constant_score` returns.
+    images: what `train.inference.head.images_of_each` returns.
     """
 
     task: Task

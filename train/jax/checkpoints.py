@@ -86,7 +86,7 @@ class CheckpointStore:
         An old checkpoint of the same step stays, under another name, until the new one is complete: Orbax's own `overwrite`
         deletes it first.
 
-        rank: the number that is largest for the best checkpoint; None for one that is not the best.
+        rank: the number that is largest for the best checkpoint; None if its weights were not evaluated.
 
         Raises:
             InputError: this or the previous checkpoint cannot be written, for example because the disk is full.

@@ -88,7 +88,7 @@ class CheckpointStore:
         An old checkpoint of the same step stays until the new one is complete.
 
         loop_state: a JSON object.
-        rank: the number that is largest for the best checkpoint; None for one that is not the best.
+        rank: the number that is largest for the best checkpoint; None if its weights were not evaluated.
 
         Raises:
             InputError: the previous checkpoint cannot be written, for example because the disk is full.
