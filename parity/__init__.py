@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parity.checkpoints import surgery
-    from parity.checkpoints.config_inference import AssumptionWarning
+    from parity.checkpoints.assumptions import AssumptionWarning
     from parity.checkpoints.format_file import register_format
     from parity.checkpoints.loading import SurgeryWarning
     from parity.checkpoints.reading import load
@@ -40,7 +40,7 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a type checker would assume that a module with __getattr__ has every attribute
     _MODULES = {
-        "AssumptionWarning": "checkpoints.config_inference",
+        "AssumptionWarning": "checkpoints.assumptions",
         "Checkpoint": "checkpoints.weights",
         "SurgeryWarning": "checkpoints.loading",
         "assert_parity": "comparison.any_model",

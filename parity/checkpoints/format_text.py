@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from parity.checkpoints.columns import Piece, parameter_of, pieces_of
-from parity.checkpoints.config_inference import HIDDEN_FIELDS
+from parity.checkpoints.field_defaults import HIDDEN_FIELDS
 from parity.checkpoints.format_file import REQUIRED, word_lines
 from parity.checkpoints.formats import Format
 from parity.checkpoints.formats.format import no_fields, no_files

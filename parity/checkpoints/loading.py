@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parity.checkpoints.config_inference import AssumptionWarning
+from parity.checkpoints.assumptions import AssumptionWarning
 from parity.checkpoints.reading import StrPath, load
 from parity.checkpoints.weights import Checkpoint
 

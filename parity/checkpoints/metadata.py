@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.formats import Fields, get, hf_processor, open_clip_config, timm_data
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from parity.checkpoints.weights import TASKS, Checkpoint

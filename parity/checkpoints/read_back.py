@@ -7,8 +7,8 @@ and reading therefore cannot disagree on what a format shows.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from parity.checkpoints.config_inference import affects_function
 from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.field_defaults import affects_function
 from parity.checkpoints.format_matching import Match
 from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import first_valid_match

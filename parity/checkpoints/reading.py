@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from parity.checkpoints import containers, hub, metadata
+from parity.checkpoints.assumptions import Assumption, find_overridden
 from parity.checkpoints.columns import count_parameters, shared_arrays
 from parity.checkpoints.companions import COMPANION_FILES, read_companions
-from parity.checkpoints.config_inference import (
-    Assumption,
-    FormatMismatch,
-    find_overridden,
-    infer_config,
-    override_fields,
-)
+from parity.checkpoints.config_inference import infer_config, override_fields
 from parity.checkpoints.containers import Contents, folders
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.containers.shards import INDEX
+from parity.checkpoints.derived_fields import FormatMismatch
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.format_matching import Match, join_keys
 from parity.checkpoints.formats import Fields, Format, add_version, hf_processor

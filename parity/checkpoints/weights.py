@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import ml_dtypes
 import numpy as np
 
+from parity.checkpoints.assumptions import Assumption, Override
 from parity.checkpoints.columns import Column, align, parameter_of, row_column
-from parity.checkpoints.config_inference import Assumption, Override
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import Format, get
 from parity.checkpoints.layout import Array, Axis, Indices, Layout, ReadRange, Sizes, convert_chunks, split_by_source

@@ -194,7 +194,7 @@ class Format:
     constraints: field -> the values that it may have.  A config with another value is not written, and a checkpoint with
         another value is not of this format.  When a checkpoint is read, some of these values are taken as known:
         - A value: every model of the format's library has it, so it is known.  But no tensor shows a field of
-          `config_inference.DEFAULTS`, and other code with the same keys may have another value.  Such a field is known only
+          `field_defaults.DEFAULTS`, and other code with the same keys may have another value.  Such a field is known only
           if `config_file` beside the weights describes a model of the format.  Otherwise it is an assumption.
         - A tuple of values: a model has one of them, so the tensors or the attributes below must determine which.
         - A function from the config to one of these: not known.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints import containers, reading
-from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.header_checks import quote_names
 from parity.checkpoints.formats import Fields
 from parity.checkpoints.layout import Array

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parity.checkpoints.config_inference import DEFAULTS
+from parity.checkpoints.field_defaults import DEFAULTS
 from parity.checkpoints.formats import formats
 from parity.comparison.own_model.candidate import Candidate
 from vit_spec import ViTConfig

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
-from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import formats, get
 from parity.checkpoints.recognition import recognise

@@ -14,7 +14,7 @@ import parity
 import vit_spec
 from parity.__main__ import main
 from parity.checkpoints import format_file, formats, ignored_keys
-from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.format_file import parse_format, read_format
 from parity.checkpoints.format_text import format_text
 from parity.checkpoints.formats.format import digest

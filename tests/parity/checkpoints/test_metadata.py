@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import parity
 from parity.__main__ import main
 from parity.checkpoints import metadata, surgery
-from parity.checkpoints.config_inference import Assumption, Override
+from parity.checkpoints.assumptions import Assumption, Override
 from parity.checkpoints.formats import timm_config
 from parity.checkpoints.loading import load_for_model
 from parity.checkpoints.preprocessing import Preprocessing, center_crop, infer_share, size_before_crop

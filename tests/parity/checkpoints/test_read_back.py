@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
-from parity.checkpoints.config_inference import DEFAULTS, NEUTRAL, affects_function
 from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.field_defaults import DEFAULTS, NEUTRAL, affects_function
 from parity.checkpoints.formats import OWN, formats, get
 from parity.checkpoints.layout import Array
 from parity.checkpoints.read_back import has_same_effect, unstated_fields
@@ -200,7 +200,7 @@ def test_every_option_is_shown_by_tensors_or_assumed_or_neutral(name: str) -> No
     others = [config for config in (*STRUCTURES, *MORE) if config.at(name) != usual.at(name)]
     assert others and all(is_known_to_readers(name, config) for config in others), (
         f"readers of a file without a config silently take {name} for {usual.at(name)!r}: add it to DEFAULTS in "
-        f"parity/checkpoints/config_inference.py, so that every format that cannot show it assumes it and says so, or to "
+        f"parity/checkpoints/field_defaults.py, so that every format that cannot show it assumes it and says so, or to "
         f"NEUTRAL if it only matters in training or before the model; if tensors show it, read it in _fields_from_tensors "
         f"and add a model with another value to STRUCTURES in test_conversions.py"
     )

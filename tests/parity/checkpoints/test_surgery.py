@@ -13,7 +13,7 @@ import pytest
 import parity
 import vit_spec
 from parity.checkpoints import formats, surgery
-from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import File
 from parity.checkpoints.formats import get
 from parity.checkpoints.weights import Checkpoint, converted_arrays, flatten, parameter, round_to, validate
