@@ -53,7 +53,7 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
         check_not_shadowed("parity")
     except InputError as error:
         pytest.fail(str(error), pytrace=False)
-    from parity.comparison.any_model import comparison, golden_outputs, verdict
+    from parity.comparison.any_model import golden_outputs, provenance, verdict
     from parity.comparison.any_model.assertion import compare_models
     from parity.comparison.any_model.report import UnequalWeightsError
 
@@ -74,7 +74,7 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
             raise error.with_traceback(None) from error.__cause__  # without the source of this package
         except UnequalWeightsError as error:
             level = options.get("level", "precision")
-            write(verdict.unequal_weights_facts(error, level, comparison.framework_versions()), [])
+            write(verdict.unequal_weights_facts(error, level, provenance.framework_versions()), [])
             raise error.with_traceback(None) from error.__cause__
         except Exception as error:  # a model can raise anything
             write(verdict.error_facts(InputError(f"{type(error).__name__}: {error}".partition("\n")[0])), [])

@@ -111,7 +111,7 @@ def diagnose(args: argparse.Namespace) -> int:
 
 def assert_pair(args: argparse.Namespace) -> int:
     """Compare the Flax and the PyTorch model that a function of your own returns, and print the verdict."""
-    from parity.comparison.any_model import comparison, named_pair, verdict
+    from parity.comparison.any_model import named_pair, provenance, verdict
     from parity.comparison.any_model.report import UnequalWeightsError
 
     try:
@@ -121,7 +121,7 @@ def assert_pair(args: argparse.Namespace) -> int:
         passed, text, facts = report.passed, str(report), report.facts()
     except UnequalWeightsError as error:
         passed, text = False, f"FAIL: {error}"
-        facts = verdict.unequal_weights_facts(error, args.level or "precision", comparison.framework_versions())
+        facts = verdict.unequal_weights_facts(error, args.level or "precision", provenance.framework_versions())
     except InputError as error:
         if args.json:
             _print_json(verdict.error_facts(error))

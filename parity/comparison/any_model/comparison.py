@@ -1,8 +1,6 @@
 """The comparison of two models, step by step: match the parameters, run both models, and find where they part."""
 
-import hashlib
-import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -17,8 +15,16 @@ from parity.comparison.any_model.flax_runner import FlaxRunner
 from parity.comparison.any_model.hints import other_momenta, swapped_outputs
 from parity.comparison.any_model.inputs import as_arrays
 from parity.comparison.any_model.matching import Evidence, Uses
-from parity.comparison.any_model.outputs import Permutations, as_lines, pair_outputs, parse_losses, parse_permutations
+from parity.comparison.any_model.outputs import (
+    as_lines,
+    not_compared,
+    pair_outputs,
+    parse_losses,
+    parse_permutations,
+    permuted_shape,
+)
 from parity.comparison.any_model.parameters import Axes
+from parity.comparison.any_model.provenance import digest, framework_versions
 from parity.comparison.any_model.random_masks import MaskStream
 from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS, Report, Row, Tensors, UnequalWeightsError
 from parity.comparison.any_model.tensor_comparison import compare_tensors, error_of
@@ -143,14 +149,14 @@ class Comparison:
         of_torch = _called("torch", self.torch.output_shapes, self)
         self.names = pair_outputs(list(of_flax), list(of_torch), self._selected)
         for n, (name, other) in enumerate(self.names.items()):
-            shape = _permuted_shape(of_torch[other], self._axes[1], n)
+            shape = permuted_shape(of_torch[other], self._axes[1], n, f"output {n}")
             if of_flax[name] != shape:
                 raise InputError(
                     f"{name}: flax returns shape {of_flax[name]} and torch {shape}; if only the order of the axes differs, "
                     f"give output_axes, as in '{IMAGE_AXES}'{self.axes_hint()}"
                 )
-        self.skipped = _skipped("flax", self.flax.skipped, of_flax, self.names)
-        self.skipped |= _skipped("torch", self.torch.skipped, of_torch, self.names.values())
+        self.skipped = not_compared("flax", self.flax.skipped, of_flax, self.names)
+        self.skipped |= not_compared("torch", self.torch.skipped, of_torch, self.names.values())
 
     def axes_hint(self) -> str:
         """Return a clause that names input_axes, if an input looks like images and no order of its axes is given."""
@@ -350,7 +356,7 @@ class Comparison:
             self.correspondence,
             self.runs,
             self.environment,
-            _digest(self.flax.weights, {str(n): x for n, x in enumerate(self.inputs)}),
+            digest(self.flax.weights, {str(n): x for n, x in enumerate(self.inputs)}),
             self.find_origin(),
             tuple(dict.fromkeys([*self.flax.parts, *self.torch.parts])),
             self.tables,
@@ -425,46 +431,6 @@ def _called(side: str, function: Callable[[], Any], comparison: Comparison) -> A
             raise
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"the {side} model raised {type(error).__name__}: {first[:200]}{hint}") from error
-
-
-def _permuted_shape(shape: tuple[int, ...], axes: Permutations, n: int) -> tuple[int, ...]:
-    """Return the shape of PyTorch's n-th output in the order of axes of Flax."""
-    order = axes[n] if n < len(axes) else None
-    if order is None:
-        return shape
-    if len(order) != len(shape):
-        raise InputError(f"output {n} has {len(shape)} axes, and the line given for it has {len(order)}")
-    return tuple(shape[order.index(axis)] for axis in range(len(order)))
-
-
-def _skipped(side: str, other_types: Mapping[str, str], names: Mapping[str, Any], compared: Any) -> dict[str, str]:
-    """Return why parts of a return value are not compared."""
-    out = {f"{name} of {side}": f"a {kind}, which is no array" for name, kind in other_types.items()}
-    return out | {f"{name} of {side}": "not compared" for name in names if name not in compared}
-
-
-def framework_versions() -> dict[str, str]:
-    """Return the versions of both frameworks, NumPy and Python, and the machine type.
-
-    Raises:
-        InputError: a framework is not installed.
-    """
-    try:
-        import flax
-        import jax
-        import torch
-    except ImportError as error:
-        raise InputError(f"assert_parity runs both frameworks, and {error.name} is not installed: pip install it") from None
-    versions = {"jax": jax.__version__, "flax": flax.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    return {**versions, "python": platform.python_version(), "machine": platform.machine()}
-
-
-def _digest(*groups: Mapping[str, Array]) -> str:
-    """Return the SHA-256 of arrays with their keys, dtypes and shapes."""
-    out = hashlib.sha256()
-    for key, array in (item for group in groups for item in sorted(group.items())):
-        out.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
-    return out.hexdigest()
 
 
 def _copy_weights(source: str, correspondence: Correspondence, flax: Tensors, torch: Tensors) -> tuple[Tensors, Tensors]:

@@ -70,6 +70,12 @@ def pair_outputs(flax: Sequence[str], torch: Sequence[str], selected: Sequence[s
     raise InputError(f"{what}: return the same from both, or select with outputs, as in '{first} <-> {other}'")
 
 
+def not_compared(side: str, other_types: Mapping[str, str], names: Mapping[str, Any], compared: Any) -> dict[str, str]:
+    """Return why parts of a return value are not compared."""
+    out = {f"{name} of {side}": f"a {kind}, which is no array" for name, kind in other_types.items()}
+    return out | {f"{name} of {side}": "not compared" for name in names if name not in compared}
+
+
 def _selected_pair(line: str, flax: Sequence[str], torch: Sequence[str]) -> tuple[str, str]:
     left, arrow, right = (word.strip() for word in line.partition("<->"))
     found = []
@@ -112,12 +118,25 @@ def parse_permutations(lines: Sequence[str]) -> list[list[int] | None]:
 
 def permute(tensor: Any, axes: Permutations, n: int, name: str) -> Any:
     """Return a tensor with its axes permuted by the n-th permutation, if there is one; `name` is for the error message."""
+    permutation = _permutation(tensor.ndim, axes, n, name)
+    return tensor if permutation is None else tensor.permute(permutation)
+
+
+def permuted_shape(shape: Sequence[int], axes: Permutations, n: int, name: str) -> tuple[int, ...]:
+    """Return the shape of PyTorch's n-th output in the order of axes of Flax; `name` is for the error message.
+
+    Raises:
+        InputError: the line given for it has another number of axes.
+    """
+    permutation = _permutation(len(shape), axes, n, name)
+    return tuple(shape if permutation is None else [shape[permutation.index(axis)] for axis in range(len(shape))])
+
+
+def _permutation(n_axes: int, axes: Permutations, n: int, name: str) -> list[int] | None:
     permutation = axes[n] if n < len(axes) else None
-    if permutation is None:
-        return tensor
-    if len(permutation) != tensor.ndim:
-        raise InputError(f"{name} has {tensor.ndim} axes, and the line given for it has {len(permutation)}")
-    return tensor.permute(permutation)
+    if permutation is not None and len(permutation) != n_axes:
+        raise InputError(f"{name} has {n_axes} axes, and the line given for it has {len(permutation)}")
+    return permutation
 
 
 def parse_losses(loss: Any) -> tuple[Loss | None, Loss | None]:

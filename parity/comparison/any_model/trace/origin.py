@@ -8,32 +8,26 @@ result has no counterpart and leads to none, although everything that it reads a
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parity.comparison.any_model.trace.agreement import classes_of_values
 from parity.comparison.any_model.trace.graph import (
     CONSTANT,
-    IDENTITY,
     INPUTS,
     WEIGHTS,
-    Fingerprint,
     Graph,
-    Index,
     Operation,
-    Value,
-    without_repetition,
 )
-from parity.comparison.any_model.trace.places import Line, Place, lines_between
+from parity.comparison.any_model.trace.operation_places import calling_module, contains_module, make_place, operation_place
+from parity.comparison.any_model.trace.places import Line, Place
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 
 Array = NDArray[Any]
 
 _STEPS = ("between", "layers")  # kinds of origins at which a step may be missing
-_MAX_PERMUTED = 5  # axes of arrays whose orders are compared
-_SAME = 1e-9  # difference of entries of the same values, relative to the largest; their fingerprints agree to 1e-12
 _NEXT_OPERATIONS = 16  # how many operations one model may take for what the other computes in one
 
 
@@ -98,7 +92,7 @@ class Origin:
 
 def find_origin(flax: Graph, torch: Graph) -> Origin | None:
     """Return the origin of the difference between the outputs of two graphs; None if no value differs."""
-    classes = _classes_of_values(flax, torch)
+    classes = classes_of_values(flax, torch)
     sides = [_Side(graph, each) for graph, each in zip((flax, torch), classes, strict=True)]
     first_flax, first_torch = firsts = [side.first_difference() for side in sides]
     if first_flax is None and first_torch is None:
@@ -129,7 +123,7 @@ def _have_same_entries(flax: Graph, torch: Graph) -> bool:
 
 def count_agreeing_operations(flax: Graph, torch: Graph) -> int:
     """Return the number of PyTorch's operations before the first that differs."""
-    first = _Side(torch, _classes_of_values(flax, torch)[1]).first_difference()
+    first = _Side(torch, classes_of_values(flax, torch)[1]).first_difference()
     return len(torch.operations) if first is None else first
 
 
@@ -153,120 +147,6 @@ def find_wrong_gradient(keys: Sequence[str], correspondence: Any) -> Origin | No
             of_flax, of_torch = partners[key].rpartition("/")[0], key.rpartition(".")[0]
             return Origin(Place(of_flax, "gradient"), Place(of_torch, "gradient"), "gradient")
     return None
-
-
-def _classes_of_values(flax: Graph, torch: Graph) -> tuple[dict[int, int], dict[int, int]]:
-    """Return for each graph the values that agree with one of the other graph, with a number for all equal values."""
-    values, n_flax = [*flax.values, *torch.values], len(flax.values)
-    index = Index(values)
-    classes: tuple[dict[int, int], dict[int, int]] = ({}, {})
-    unknown: tuple[set[int], set[int]] = (set(), set())
-    for n, value in enumerate(values):
-        equal = sorted(index.find(value.fingerprint)) if value.fingerprint is not None else []
-        others = [m for m in equal if (m >= n_flax) != (n >= n_flax)]
-        number = n - n_flax if n >= n_flax else n
-        if any(value.source == WEIGHTS or _may_have_same_order(value.array, values[m].array) for m in others):
-            classes[n >= n_flax][number] = equal[0]
-        elif not others:
-            unknown[n >= n_flax].add(number)
-    _add_stacked_values(values, index, n_flax, classes, unknown)
-    for graph, known, own in zip((flax, torch), classes, unknown, strict=True):
-        _add_repeated_values(graph, known, own)
-    return classes
-
-
-def _add_stacked_values(
-    values: Sequence[Value],
-    index: Index,
-    n_flax: int,
-    classes: tuple[dict[int, int], dict[int, int]],
-    unknown: tuple[set[int], set[int]],
-) -> None:
-    """Add the values that stack several of the other model, as those of an ensemble under `jax.vmap`, and these.
-
-    values: those of both models; the first `n_flax` are Flax's.
-    unknown: as in `_add_repeated_values`, for each model.
-    """
-    ranges = (range(n_flax), range(n_flax, len(values)))
-    for side, other in ((0, 1), (1, 0)):
-        for n in sorted(unknown[side]):
-            value = values[ranges[side][n]]
-            members = _members(value.array, values, index, ranges[other]) if value.source == INPUTS else []
-            own = [ranges[other].index(m) for m in members]
-            if own:
-                classes[side][n] = next((classes[other][m] for m in own if m in classes[other]), ranges[side][n])
-                classes[other].update({m: classes[side][n] for m in own if m not in classes[other]})
-
-
-def _members(array: Array | None, values: Sequence[Value], index: Index, others: range) -> list[int]:
-    """Return the values among others that are parts of an array along one of its axes; each part has at least one of them.
-
-    They are computed in the order of the parts.
-    """
-    for axis, n_parts in enumerate(() if array is None else array.shape):
-        found: list[int] = []
-        last = -1  # the first value of the last part
-        for part in np.moveaxis(np.asarray(array), axis, 0):
-            fingerprint = Fingerprint.of(part)
-            equal = sorted(index.find(fingerprint)) if fingerprint is not None else []
-            later = [m for m in equal if m in others and m > last and _may_have_same_order(part, values[m].array)]
-            if not later:
-                break
-            last = later[0]
-            found += later
-        else:
-            if n_parts > 1:
-                return found
-    return []
-
-
-def _add_repeated_values(graph: Graph, classes: dict[int, int], unknown: set[int]) -> None:
-    """Add the values that repeat one that agrees, as keys and values are for groups of queries, to its class.
-
-    unknown: the values that the other model does not compute, in any order of their entries.
-    """
-    for operation in graph.operations:
-        for n in unknown.intersection(operation.outputs):
-            value = graph.values[n].fingerprint
-            for given in operation.inputs:
-                one = graph.values[given]
-                if (
-                    given in classes
-                    and one.source == INPUTS
-                    and value
-                    and one.fingerprint
-                    and value.repeats(one.fingerprint)
-                ):
-                    classes[n] = classes[given]
-
-
-def _may_have_same_order(one: Any, other: Any) -> bool:
-    """Return whether two arrays with the same entries have them in the same order, for some order of their axes.
-
-    One of them may have merged axes.  If both have, in different ways, they may be in the same order.
-    """
-    if one is None or other is None:
-        return True
-    a, b = sorted((np.squeeze(without_repetition(each)) for each in (one, other)), key=lambda each: -each.ndim)
-    if a.ndim > _MAX_PERMUTED:
-        return True
-    orders = [order for order in permutations(range(a.ndim)) if _is_merged([a.shape[n] for n in order], b.shape)]
-    size = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
-    return not orders or any(
-        np.allclose(a.transpose(order).reshape(b.shape), b, rtol=0.0, atol=_SAME * size, equal_nan=True) for order in orders
-    )
-
-
-def _is_merged(shape: Sequence[int], merged: Sequence[int]) -> bool:
-    """Return whether a shape becomes another one if consecutive axes are merged."""
-    left = list(shape)
-    for length in merged:
-        product = 1
-        while left and product < length:
-            product *= left.pop(0)
-        if product != length:
-            return False
-    return not left
 
 
 class _Side:
@@ -376,15 +256,15 @@ class _Side:
         here = self.graph.operations[operation]
         if constants := self.differing_constants(operation):
             here = self._first_of(constants) or here
-            return _make_place(here, here.module, [], self.graph.separator, unknown=self._unknown_before(here))
+            return make_place(here, here.module, [], self.graph.separator, unknown=self._unknown_before(here))
         inside, module, separator = self._producers(here.inputs), here.module, self.graph.separator
         if kind == "between" and not any(self._is_within(module, each) for each in inside):
-            module = _caller(module, separator)
+            module = calling_module(module, separator)
         # Where no single operation is wrong, the step that is missing may lie before the module.
         outside = self._producers(self._entering_module(operation)) if kind in _STEPS else inside
         before = [*inside, *outside]
         last = max((each for each in outside if self._varies_after(each)), default=-1)
-        return _make_place(
+        return make_place(
             here,
             module,
             [self.graph.operations[n] for n in before],
@@ -408,7 +288,7 @@ class _Side:
     def _is_within(self, module: str, operation: int) -> bool:
         """Return whether an operation that depends on the inputs is in a module."""
         other = self.graph.operations[operation].module
-        return self._varies_after(operation) and (other == module or _contains(module, other, self.graph.separator))
+        return self._varies_after(operation) and (other == module or contains_module(module, other, self.graph.separator))
 
     def _varies_after(self, operation: int) -> bool:
         return any(map(self._varies, self.graph.operations[operation].outputs))
@@ -421,7 +301,7 @@ class _Side:
         here = self.graph.operations[last[0]]
         before = [here, *(self.graph.operations[n] for n in self._producers(here.inputs))]
         end = Operation("the end", "", (), (), ())
-        place = _make_place(end, "", before, self.graph.separator, after=here)
+        place = make_place(end, "", before, self.graph.separator, after=here)
         line = here.stack[0] if here.stack else Line("", 0, "")
         return replace(place, file=line.file, line=line.line, function=line.function, caller=None)
 
@@ -452,52 +332,6 @@ class _Side:
             # An operation that returns the numbers that it reads has only rearranged them, rightly or wrongly.
             left += [each for each in operations[producer].inputs if self.classes.get(each, each) == self.classes.get(n)]
         return found
-
-
-def operation_place(graph: Graph, operation: int) -> Place:
-    """Return the place of an operation of a graph."""
-    here = graph.operations[operation]
-    return _make_place(here, here.module, [], graph.separator)
-
-
-def _make_place(
-    operation: Operation,
-    module: str,
-    before: Sequence[Operation],
-    separator: str,
-    *,
-    after: Operation | None = None,
-    unknown: Sequence[Operation] = (),
-) -> Place:
-    """Return the place of an operation, with the lines from those before it to it.
-
-    after: the last of those before it.
-    unknown: operations whose lines count too.
-    """
-    line = operation.stack[0] if operation.stack else Line("", 0, "")
-    lines = {(each.file, each.line) for each in operation.stack[:1]}
-    lines |= {(each.file, each.line) for one in unknown for each in one.stack if each not in operation.stack}
-    for each in before:
-        outer = _caller(operation.module, separator)
-        is_same_call = operation.module == each.module or _contains(outer, each.module, separator)
-        lines |= {*lines_between(each.stack, operation.stack, is_same_call)}
-    passed = tuple(sorted({each.module for each in before if each.name == IDENTITY}))
-    caller = operation.stack[1] if len(operation.stack) > 1 else None
-    modules = (module, after.module) if after else (module, module)
-    is_apart = modules[0] != modules[1] and not any(_contains(*each, separator) for each in (modules, modules[::-1]))
-    left = modules[1] if is_apart else ""
-    return Place(module, operation.name, *line, tuple(sorted(lines)), passed, caller, left)
-
-
-def _contains(module: str, other: str, separator: str) -> bool:
-    """Return whether another module is inside a module."""
-    return other != module and (not module or other.startswith(f"{module}{separator}"))
-
-
-def _caller(module: str, separator: str) -> str:
-    """Return the path of the module that calls another one, without the list that may contain it."""
-    names = module.split(separator)[:-1] if module else []
-    return separator.join(names[:-1] if module.split(separator)[-1].isdigit() else names)
 
 
 def _difference(flax: Graph, torch: Graph, first_flax: int, first_torch: int) -> float:

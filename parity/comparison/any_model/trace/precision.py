@@ -3,7 +3,7 @@
 from difflib import SequenceMatcher
 
 from parity.comparison.any_model.trace.graph import INPUTS, Graph
-from parity.comparison.any_model.trace.origin import operation_place
+from parity.comparison.any_model.trace.operation_places import operation_place
 from parity.comparison.any_model.trace.places import Place
 from parity.comparison.tolerances import UNIT_ROUNDOFF, ErrorNorms
 

@@ -1,0 +1,34 @@
+"""What a comparison ran on: the versions of the frameworks, and a digest of weights and inputs."""
+
+import hashlib
+import platform
+from collections.abc import Mapping
+
+import numpy as np
+
+from parity.comparison.any_model.weights import Array
+from vit_spec import InputError
+
+
+def framework_versions() -> dict[str, str]:
+    """Return the versions of both frameworks, NumPy and Python, and the machine type.
+
+    Raises:
+        InputError: a framework is not installed.
+    """
+    try:
+        import flax
+        import jax
+        import torch
+    except ImportError as error:
+        raise InputError(f"assert_parity runs both frameworks, and {error.name} is not installed: pip install it") from None
+    versions = {"jax": jax.__version__, "flax": flax.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {**versions, "python": platform.python_version(), "machine": platform.machine()}
+
+
+def digest(*groups: Mapping[str, Array]) -> str:
+    """Return the SHA-256 of arrays with their keys, dtypes and shapes."""
+    out = hashlib.sha256()
+    for key, array in (item for group in groups for item in sorted(group.items())):
+        out.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return out.hexdigest()
