@@ -13,7 +13,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parity.__main__ import Parser
+from parity.commands.parser import Parser
 from parity.terminal import print_error
 from train.loop.request import Request
 from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe

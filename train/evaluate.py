@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import NoReturn
 
-from parity.__main__ import Parser
+from parity.commands.parser import Parser
 from train.cli import run_command
 from train.inference.arguments import add_arguments, parse_count
 from train.inference.scores import RESAMPLES

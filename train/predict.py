@@ -6,7 +6,7 @@ The imports here are fast; the work is imported after the arguments are parsed.
 import sys
 from typing import NoReturn
 
-from parity.__main__ import Parser
+from parity.commands.parser import Parser
 from train.cli import BAD_INPUT, run_command
 from train.inference.arguments import NUM_VIEWS, add_arguments, parse_count
 from train.loop.process import keep_freed_memory

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable
 from typing import Literal
 
-from parity.__main__ import add_format_file_option, add_key_options
+from parity.commands.parser import add_format_file_option, add_key_options
 
 TWINS = ("jax", "torch")  # by default the first one that is installed
 
