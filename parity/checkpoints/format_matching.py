@@ -13,8 +13,9 @@ from parity.checkpoints.formats import Evidence, Format
 from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.ignored_keys import IgnoredKeys
 from parity.checkpoints.layout import KERAS_GROUPS, NNX_VALUES
+from parity.checkpoints.other_keys import classify_other_keys
 from parity.checkpoints.table_matching import KeyIndex, Mismatch, match_lines, solve_sizes
-from parity.checkpoints.wrappers import classify_other_keys, find_classifier, without_common_path, without_inner_modules
+from parity.checkpoints.wrappers import find_classifier, without_common_path, without_inner_modules
 from vit_spec import InputError
 
 

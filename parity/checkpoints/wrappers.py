@@ -1,155 +1,41 @@
-"""Find the weights of a model in a checkpoint: the prefix of their keys, and what the other keys are.
+"""Find the weights of a model in a checkpoint: the prefix of their keys.
 
-Training scripts store weights in wrappers, such as {"model": ...} or "module." in front of every key, and store other
-things beside them, such as optimizer state.
+Training scripts store weights in wrappers, such as {"model": ...} or "module." in front of every key.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from parity.checkpoints.containers.container import KeyPath, StoredArray
-from parity.checkpoints.formats import formats, get, revision
+from parity.checkpoints.containers.container import KeyPath
+from parity.checkpoints.patch_keys import MAX_KEY_WORDS, patch_projection_aliases, patch_projection_keys
+from parity.checkpoints.wrapper_names import INNER_MODULES, LOOP_DICTIONARIES, LOOP_MODULES, PRIORITY
 from vit_spec import nearest
 
 WEIGHT_LEAVES = ("weight", "kernel")  # the last word of the key of a linear layer's weight, in PyTorch and in Flax
-
-# Names of wrappers, in order of preference.  Averaged weights are preferred, because they are the weights that people
-# evaluate, as in timm.
-WRAPPERS = (
-    "state_dict_ema",
-    "model_ema",
-    "teacher",
-    "ema",
-    "ema_state_dict",
-    "ema_params",
-    "state_dict",
-    "model_state_dict",
-    "model_state",
-    "model",
-    "module",
-    "_orig_mod",
-    "_fsdp_wrapped_module",
-    "_checkpoint_wrapped_module",
-    "params",
-    "weights",
-    "opt",
-    "optimizer",
-    "target",
-    "img",
-    "backbone",
-    "encoder",
-    "vit",
-    "timm_model",  # in transformers' TimmWrapper
-    "net",
-    "student",
-    "current_model_state",  # the weights beside averaged ones, in Lightning's callback WeightAveraging
-)
-
-# Modules that torch.compile, FullyShardedDataParallel and activation checkpointing put around any module of a model.
-_INNER_MODULES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-# Wrappers that do not change the function of a model: these, the module of DistributedDataParallel, and, by separator,
-# dictionaries of training loops.  Within a key of PyTorch, a word such as "model" names a module, no dictionary.
-_LOOP_MODULES = ("module", *_INNER_MODULES)
-_LOOP_DICTIONARIES = {
-    ".": (
-        "state_dict_ema",
-        "state_dict",
-        "model_state_dict",
-        "model_state",
-        "weights",
-        "params",
-        "opt",
-        "optimizer",
-        "target",
-        "model",
-        "net",
-        "model_ema",
-        "ema",
-        "ema_state_dict",
-        "ema_params",
-        "current_model_state",
-    ),
-    "/": ("params", "opt", "optimizer", "target", "ema_params"),
-}
-
-# Keys that may be beside weights; they are reported and not read.  Any other key is an error: the model may need it.
-_KNOWN_EXTRAS = re.compile(
-    # Of a training run.  A layer can have these names too, and then has a weight or a bias.
-    r"(optim|optimizer(s|_states?|_state_dict)?|opt|opt_states?|callbacks|loops)(\W(?!(weight|bias|kernel)$).*)?"
-    r"|state\W(step|param_states)(\W.*)?|(extra\W)?accum_(\w+_time|examples_seen)"
-    r"|((lr_)?scheduler(s|_states?|_state_dict)?|loss_scaler|hyper_parameters|best_(acc|prec)\w*|\w*rngs?(_states?|_keys?)?"
-    r"|step|global_step|epochs?|iteration|args|config|n_averaged|averaging_state)"
-    r"(\W(?!(.*\W)?(\w*(weight|bias|kernel|gamma|beta|embedding)\w*|running_\w+)$).*)?"
-    # Used only in pre-training, by DINO, iBOT and DINOv2.
-    r"|(dino|ibot)_head\W(mlp|last_layer)(\W.*)?|(dino|ibot)_(patch_)?loss\Wcenter|mask_token"
-)
-_TEXT_TOWER = re.compile(r"(txt|text|text_(model|encoder|tower|projection)|logit_scale|logit_bias)(\W.*)?")
-_MIN_TEXT_TOWER_KEYS = 12  # one block of a Transformer has as many; a layer or a scale of the model has fewer
-_CONTRASTIVE_SCALARS = re.compile(r"[tb]")  # temperature and bias of big_vision's contrastive loss, beside "img"
-_DINO_HEAD = re.compile(r"head\W(mlp|last_layer)(\W.*)?")  # only for pre-training, if there is a last_layer
-# These may belong to a training run, to pre-training or to the model: ignoring them is reported as an assumption.
-_POSSIBLE_PARTS = re.compile(
-    r"(predictor|decoder\w*|head\Wmlp|scaler|amp|state|batch_stats|cache|center|txt|text\w*|logit_(scale|bias)|[tb])(\W.*)?"
-)
-_OPTIMIZER_STATE = re.compile(r"opt.*")  # has arrays under the names of the parameters, which are not weights
-# Wrappers that a layer may be called too: they have other weights only if these have a patch projection.
-_LAYER_NAMES = ("weights", "vit", "model_state", "ema_state_dict", "ema_params", "current_model_state")
-
-# The states of a metric of torchmetrics, which are integers that count: certainly no part of a model.
-_COUNTS = (frozenset(("tp", "fp", "tn", "fn")), frozenset(("correct", "total")), frozenset(("confmat",)))
-# The states of its metrics that aggregate numbers, each a scalar; two of these words may name a scale of a layer too.
-_AGGREGATES = frozenset(
-    "mean_value sum_value max_value min_value sum_squared_error sum_abs_error sum_error residual".split()
-)
-_AGGREGATES_OR_SCALES = _AGGREGATES | {"weight", "total"}
-# A loss, and its buffers: weights of the classes, or the mean output of DINO's teacher.
-_LOSS = re.compile(r"(\w+_)?(criterion|loss(es)?|loss_(fn|func|function)|bce|cross_entropy)")
-_LOSS_BUFFERS = frozenset(("weight", "pos_weight", "weights", "class_weights", "alpha", "center"))
-
 CLASSIFIERS = ("head", "classifier", "fc")  # modules beside a backbone that are read as its classifier
 
-_PRIORITY = {word: n for n, word in enumerate(WRAPPERS)}
-_MAX_KEY_WORDS = 8  # the key of a patch projection has at most this many words
 _MAX_SUGGESTED_KEYS = 10_000  # keys whose prefixes a message may suggest
 _MAX_DEPTH, _MAX_PREFIXES = 6, 16  # limits for nested wrappers, and for the prefixes to try in one file
 _SEPARATORS = re.compile(r"[./]")
 
 
-@dataclass(frozen=True)
-class OtherKeys:
-    """The keys of a file that are not under the prefix of the model's weights.
-
-    Attributes:
-        keys: all these keys.
-        unknown: keys that are neither known extras nor other weights; they may be a part of the model.
-        alternatives: the first words of keys that may be the weights the user wants, or a part of the model, such as other
-            weights, a predictor or a scaler.
-    """
-
-    keys: frozenset[str]
-    unknown: tuple[str, ...]
-    alternatives: tuple[str, ...]
-
-
 def find_prefixes(keys: Mapping[str, Any], separator: str, strip: str | None = None) -> list[str]:
     """Return the prefixes under which the keys have a patch projection of some format: "", "model.", "model.module.", ...
 
-    They are in the order of their first wrappers in `WRAPPERS`, then of their second, and so on; "" is first.
+    They are in the order of their first wrappers in `wrapper_names.WRAPPERS`, then of their second, and so on; "" is first.
 
     Args:
         keys: all keys of a file.
         separator: the separator of the words of a key.
-        strip: a wrapper in addition to `WRAPPERS`, such as "net.vit."; if it is given, only prefixes with it are returned.
+        strip: a wrapper in addition to these, such as "net.vit."; if it is given, only prefixes with it are returned.
     """
     found = _wrapped_prefixes(keys, separator, "")
     for text in _spellings_of_strip(strip, separator) if strip else ():
         if found := _wrapped_prefixes(keys, separator, text):
             break
-    projections = _patch_projection_keys(separator, revision())
+    projections = patch_projection_keys(separator)
     ordered = sorted(found, key=lambda prefix: found[prefix])
     fitting = [prefix for prefix in ordered if any(prefix + key in keys for key in projections)]
     if not fitting:
@@ -157,7 +43,7 @@ def find_prefixes(keys: Mapping[str, Any], separator: str, strip: str | None = N
             prefix: without_inner_modules([key.removeprefix(prefix) for key in _below(keys, prefix)]) for prefix in ordered
         }
         fitting = [prefix for prefix in ordered if not projections.isdisjoint(inside[prefix])]
-    if not fitting and (aliases := _projection_aliases(separator, revision())):
+    if not fitting and (aliases := patch_projection_aliases(separator)):
         fitting = [prefix for prefix in ordered if any(aliases.match(key, len(prefix)) for key in _below(keys, prefix))]
     return fitting[:_MAX_PREFIXES]
 
@@ -171,25 +57,9 @@ def without_inner_modules(keys: Sequence[str]) -> list[str]:
 
     `keys` are the keys of a model, without wrappers in front.  They are returned unchanged if two would become the same.
     """
-    pattern = rf"(?<![^.])(?:{'|'.join(_INNER_MODULES)})\."
+    pattern = rf"(?<![^.])(?:{'|'.join(INNER_MODULES)})\."
     names = [re.sub(pattern, "", key) for key in keys]
     return names if len(set(names)) == len(names) else list(keys)
-
-
-@cache
-def _projection_aliases(separator: str, registered: int) -> re.Pattern[str] | None:
-    """Return a pattern of the keys that formats read as that of the patch projection under another name; None if none.
-
-    registered: the `revision` of the formats, a key of the cache, as in the two functions below.
-    """
-    found = [
-        f"(?:{alias}){re.escape(key.removeprefix(replacement))}$"
-        for name in formats()
-        for alias, replacement in get(name).aliases.items()
-        for key in _patch_projection_keys(separator, registered)
-        if get(name).separator == separator and key.startswith(replacement)
-    ]
-    return re.compile("|".join(dict.fromkeys(found))) if found else None
 
 
 def is_prefix(keys: Iterable[str], separator: str, strip: str) -> bool:
@@ -200,9 +70,9 @@ def is_prefix(keys: Iterable[str], separator: str, strip: str) -> bool:
 
 def unknown_prefix(keys: Iterable[str], separator: str) -> str:
     """Return the beginning of a key that ends like the key of a patch projection, such as "net.vit."; "" if none does."""
-    projections = _patch_projection_keys(separator, revision())
+    projections = patch_projection_keys(separator)
     for key in keys:
-        words = key.rsplit(separator, _MAX_KEY_WORDS)
+        words = key.rsplit(separator, MAX_KEY_WORDS)
         for first in range(1, len(words)):
             if separator.join(words[first:]) in projections:
                 return "".join(f"{word}{separator}" for word in words[:first])
@@ -235,8 +105,8 @@ def _wrapped_prefixes(keys: Iterable[str], separator: str, strip: str) -> dict[s
             word, _, rest = key[len(prefix) :].partition(separator)
             if not has_strip and key.startswith(strip, len(prefix)):
                 prefix, has_strip = prefix + strip, True
-            elif rest and word in _PRIORITY:
-                prefix, order = f"{prefix}{word}{separator}", (*order, _PRIORITY[word])
+            elif rest and word in PRIORITY:
+                prefix, order = f"{prefix}{word}{separator}", (*order, PRIORITY[word])
             else:
                 break
             if has_strip:
@@ -256,22 +126,9 @@ def enclosing_module(prefix: str, path: KeyPath, separator: str) -> str:
     words = prefix.removesuffix(separator).split(separator) if prefix else []
     # The first `count` words are keys of dictionaries.  A Flax pytree consists of dictionaries only.
     count = len(words) if separator == "/" else sum(len(key.split(separator)) for key in path[:-1])
-    names = [word for word in words[:count] if word not in (*_LOOP_MODULES, *_LOOP_DICTIONARIES[separator])]
-    names += [word for word in words[count:] if word not in _LOOP_MODULES]
+    names = [word for word in words[:count] if word not in (*LOOP_MODULES, *LOOP_DICTIONARIES[separator])]
+    names += [word for word in words[count:] if word not in LOOP_MODULES]
     return separator.join(names)
-
-
-@cache
-def _patch_projection_keys(separator: str, registered: int) -> frozenset[str]:
-    """Return the keys of the patch projection in all tables of the formats with this separator."""
-    tables = [
-        (get(name), variant) for name in formats() for variant in get(name).tables if get(name).separator == separator
-    ]
-    return frozenset(
-        layout.key
-        for format, variant in tables
-        for layout in format.table_layouts(variant).get("patch_embed.proj.weight", [])
-    )
 
 
 def find_classifier(unknown: Iterable[str], prefix: str, separator: str) -> str:
@@ -280,7 +137,7 @@ def find_classifier(unknown: Iterable[str], prefix: str, separator: str) -> str:
     It lies in a module around the backbone, is the only such module, and has a weight.
 
     Args:
-        unknown: see `OtherKeys`.
+        unknown: see `other_keys.OtherKeys`.
         prefix: the prefix of the weights of the backbone, such as "model.backbone.".
         separator: the separator of the words of a key.
     """
@@ -291,96 +148,9 @@ def find_classifier(unknown: Iterable[str], prefix: str, separator: str) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def classify_other_keys(arrays: Mapping[str, StoredArray], prefix: str, separator: str) -> OtherKeys:
-    """Classify all keys that do not begin with the prefix of a model's weights; with an empty prefix there are none."""
-    others = {key: without_common_path(key, prefix, separator) for key in arrays if prefix and not key.startswith(prefix)}
-    is_known = _known_extra_test(others.values(), prefix.removesuffix(separator), separator)
-    of_training, buffers = _states_of_metrics_and_losses({key: arrays[key] for key in others}, separator)
-    doubtful = {key: rest for key, rest in others.items() if not is_known(rest) and key not in of_training}
-    projected = {rest for rest in others.values() if _is_patch_projection(rest, separator)}
-    with_projection = {rest.partition(separator)[0] for rest in projected}
-    ambiguous = {
-        rest for key, rest in doubtful.items() if key in buffers or _is_ambiguous(rest, separator, with_projection)
-    }
-    unknown = tuple(key for key, rest in doubtful.items() if rest not in ambiguous)
-    ambiguous |= projected
-    return OtherKeys(frozenset(others), unknown, tuple(sorted({rest.partition(separator)[0] for rest in ambiguous})))
-
-
-def _states_of_metrics_and_losses(
-    arrays: Mapping[str, StoredArray], separator: str
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the keys that are certainly states of metrics, and those that are probably states of metrics or losses.
-
-    A layer may be called "criterion" too, and then has a bias, or a weight of two dimensions, which no loss has.
-    """
-    groups: dict[str, dict[str, StoredArray]] = {}
-    for key, array in arrays.items():
-        parent, _, leaf = key.rpartition(separator)
-        groups.setdefault(parent, {})[leaf] = array
-    certain: set[str] = set()
-    probable: set[str] = set()
-    for parent, group in groups.items():
-        keys, values = {f"{parent}{separator}{leaf}" for leaf in group}, list(group.values())
-        if parent and group.keys() in _COUNTS and all(array.dtype.kind in "iu" for array in values):
-            certain |= keys
-        elif parent and group.keys() <= _AGGREGATES_OR_SCALES and group.keys() & _AGGREGATES:
-            probable |= keys if all(array.size == 1 for array in values) else set()
-        elif (
-            parent
-            and group.keys() <= _LOSS_BUFFERS
-            and ("pos_weight" in group or any(map(_LOSS.fullmatch, parent.split(separator))))
-        ):
-            probable |= keys if all(array.size == max(array.shape, default=1) for array in values) else set()
-    return frozenset(certain), frozenset(probable)
-
-
 def without_common_path(key: str, prefix: str, separator: str) -> str:
     """Return a key without the words that it shares with the beginning of a prefix."""
     words, prefix_words = key.split(separator), prefix.split(separator)
     while words and prefix_words and words[0] == prefix_words[0]:
         words, prefix_words = words[1:], prefix_words[1:]
     return separator.join(words)
-
-
-def _known_extra_test(rests: Iterable[str], wrapper: str, separator: str) -> Callable[[str], bool]:
-    """Return a function that returns whether a key certainly does not belong to the model.
-
-    Args:
-        rests: all other keys, without the words that they share with the prefix of the weights.
-        wrapper: the prefix of the weights, without its last separator.
-        separator: the separator of the words of a key.
-    """
-    rests = list(rests)
-    patterns = [_KNOWN_EXTRAS]
-    if wrapper.split(separator)[-1] == "img":  # as in big_vision, beside "txt"
-        patterns += [_TEXT_TOWER, _CONTRASTIVE_SCALARS]
-    elif sum(bool(_TEXT_TOWER.fullmatch(rest)) for rest in rests) >= _MIN_TEXT_TOWER_KEYS:
-        patterns += [_TEXT_TOWER]
-    patterns += [_DINO_HEAD] if any(rest.startswith(f"head{separator}last_layer") for rest in rests) else []
-    return lambda rest: any(pattern.fullmatch(rest) for pattern in patterns)
-
-
-def _is_ambiguous(rest: str, separator: str, with_projection: Collection[str]) -> bool:
-    """Return whether a key may belong to other weights or to a part of the model.
-
-    with_projection: the first words of the keys that have a patch projection.
-    """
-    word = rest.partition(separator)[0]
-    has_weights = word in _PRIORITY and (word not in _LAYER_NAMES or word in with_projection)
-    return has_weights or _POSSIBLE_PARTS.fullmatch(rest) is not None
-
-
-def _is_patch_projection(rest: str, separator: str) -> bool:
-    """Return whether a key ends like the key of a patch projection, as for averaged weights in the state of a callback."""
-    projections = _patch_projection_keys(separator, revision())
-    if not rest.endswith(_patch_projection_endings(separator, revision())) or _OPTIMIZER_STATE.fullmatch(rest):
-        return False
-    words = rest.rsplit(separator, _MAX_KEY_WORDS)
-    return any(separator.join(words[first:]) in projections for first in range(len(words)))
-
-
-@cache
-def _patch_projection_endings(separator: str, registered: int) -> tuple[str, ...]:
-    """Return the last words of the keys of all patch projections."""
-    return tuple(sorted({key.rsplit(separator, 1)[-1] for key in _patch_projection_keys(separator, registered)}))

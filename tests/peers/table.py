@@ -17,7 +17,7 @@ from typing import Any
 from parity.checkpoints import containers
 from parity.checkpoints.formats import formats, get
 from parity.checkpoints.formats.format import no_files
-from parity.checkpoints.wrappers import WRAPPERS
+from parity.checkpoints.wrapper_names import WRAPPERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "formats.md"
 PROOFS = Path(__file__).with_name("proofs.json")

@@ -11,9 +11,10 @@ from parity.checkpoints import containers
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.format_matching import join_keys
 from parity.checkpoints.ignored_keys import matched_keys
+from parity.checkpoints.other_keys import classify_other_keys
 from parity.checkpoints.reading import StrPath, resolve_path
 from parity.checkpoints.weights import FLOAT_DTYPES
-from parity.checkpoints.wrappers import WRAPPERS, classify_other_keys
+from parity.checkpoints.wrapper_names import WRAPPERS
 from parity.comparison.own_model.model import Array, OwnModel, as_float64
 from vit_spec import InputError
 
