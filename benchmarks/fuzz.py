@@ -26,8 +26,9 @@ import numpy as np
 
 import parity
 from parity.checkpoints import containers
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig
 

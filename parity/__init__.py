@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parity.checkpoints import surgery
     from parity.checkpoints.assumptions import AssumptionWarning
+    from parity.checkpoints.conversion import to_jax, to_torch
     from parity.checkpoints.format_file import register_format
     from parity.checkpoints.loading import SurgeryWarning
     from parity.checkpoints.reading import load
-    from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
+    from parity.checkpoints.weights import Checkpoint
     from parity.checkpoints.writing import convert, save, write
     from parity.comparison.any_model import assert_parity, compare_models
     from parity.comparison.invariance import invariance
@@ -53,8 +54,8 @@ if not TYPE_CHECKING:  # a type checker would assume that a module with __getatt
         "register_format": "checkpoints.format_file",
         "save": "checkpoints.writing",
         "surgery": "checkpoints.surgery",
-        "to_jax": "checkpoints.weights",
-        "to_torch": "checkpoints.weights",
+        "to_jax": "checkpoints.conversion",
+        "to_torch": "checkpoints.conversion",
         "write": "checkpoints.writing",
     }
 

@@ -16,7 +16,8 @@ import vit_jax.optimizer
 import vit_spec
 import vit_torch
 import vit_torch.optimizer
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.conversion import converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from tests.twins import small_config
 
 B1, B2, EPS, LR, DECAY, CLIP = 0.9, 0.999, 1e-8, 1e-3, 0.1, 100.0

@@ -12,8 +12,9 @@ import pytest
 
 import parity
 import vit_spec
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
 from tests import ROOT
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from parity.checkpoints.containers import ArraySpec, Container, Writer
 from parity.checkpoints.containers.container import ContiguousArray
+from parity.checkpoints.conversion import ArrayConversion
 from parity.checkpoints.layout import Array
-from parity.checkpoints.weights import ArrayConversion
 from vit_spec import InputError
 
 MAX_THREADS = 2  # at most this many arrays of the source are in memory at a time

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.arrays import FLOAT_DTYPES
 from parity.checkpoints.columns import parameter_of
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import READ_CHUNK, Array
-from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, validate
+from parity.checkpoints.weights import Checkpoint, validate
 from vit_spec import rows
 
 MAX_EXAMINED_BYTES = 512 << 20  # values of larger checkpoints are examined only on request: reading them takes long

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.conversion import ArrayConversion
 from parity.checkpoints.field_defaults import affects_function
 from parity.checkpoints.format_matching import Match
 from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import first_valid_match
 from parity.checkpoints.recognition import recognise
-from parity.checkpoints.weights import ArrayConversion
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS
 

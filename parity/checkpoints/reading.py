@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.checkpoints import containers, hub, metadata
+from parity.checkpoints.arrays import FLOAT_DTYPES
 from parity.checkpoints.assumptions import Assumption, find_overridden
 from parity.checkpoints.columns import count_parameters, shared_arrays
 from parity.checkpoints.companions import COMPANION_FILES, read_companions
@@ -23,7 +24,7 @@ from parity.checkpoints.formats.format import Definition, digest, no_files
 from parity.checkpoints.recognition import recognise
 from parity.checkpoints.sidecar import read_own_notes
 from parity.checkpoints.unreadable import describe_unreadable
-from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, check_ignored_values, validate
+from parity.checkpoints.weights import Checkpoint, check_ignored_values, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
 from vit_spec.config import FIELDS
 

@@ -12,14 +12,16 @@ import numpy as np
 
 from parity.checkpoints import metadata
 from parity.checkpoints.array_transfer import ByteCounter, ByteProgress, verify, write_arrays
+from parity.checkpoints.arrays import FLOAT_DTYPES
 from parity.checkpoints.atomic_write import atomic_replace, lock_folder
 from parity.checkpoints.containers import ArraySpec
+from parity.checkpoints.conversion import plan_conversion
 from parity.checkpoints.formats import OWN, Fields, get
 from parity.checkpoints.preprocessing import Preprocessing
 from parity.checkpoints.read_back import unstated_fields
 from parity.checkpoints.reading import TABLE_NOTE, StrPath, load
 from parity.checkpoints.sidecar import write_sidecar
-from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, TaskName, Tree, flatten, plan_conversion
+from parity.checkpoints.weights import Checkpoint, TaskName, Tree, flatten
 from parity.checkpoints.write_target import FOLDER, check_old, check_target, choose_container, report_full_disk
 from vit_spec import InputError, ViTConfig, nearest
 

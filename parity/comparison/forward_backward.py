@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, as_checkpoint, as_tensor, converted_arrays, nest, round_to
+from parity.checkpoints.arrays import FLOAT_DTYPES, as_tensor, round_to
+from parity.checkpoints.conversion import converted_arrays, nest
+from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from parity.comparison.disk_cache import cache_on_disk, release_memory
 from parity.comparison.framework_settings import compiler_options, strict_settings
 from parity.comparison.monte_carlo_arithmetic import perturb_operands

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.checkpoints.weights import Checkpoint, replace_parameters
+from parity.checkpoints.conversion import replace_parameters
+from parity.checkpoints.weights import Checkpoint
 from vit_spec import Row, ViTConfig, rows
 
 # Standard deviation of parameters that are initialised to a constant.  With the constant itself, a comparison could not

@@ -21,7 +21,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, as_checkpoint, round_to, to_jax, validate
+from parity.checkpoints.arrays import FLOAT_DTYPES, round_to
+from parity.checkpoints.conversion import to_jax
+from parity.checkpoints.weights import Checkpoint, as_checkpoint, validate
 from parity.comparison import framework_settings
 from parity.comparison.amplification import measure_rounding_errors
 from parity.comparison.disk_cache import bytes_in_memory, release_memory

@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 import parity
 import vit_torch
 from parity import Checkpoint
+from parity.checkpoints.conversion import parameter
 from parity.checkpoints.surgery.edit import to_float64
-from parity.checkpoints.weights import parameter
 from parity.comparison.diagnosis import Diagnosis, diagnose, expected_outputs
 from parity.comparison.diagnosis.hypothesis import Runner, Trial
 from parity.comparison.diagnosis.search import Search, SearchResult

@@ -24,6 +24,7 @@ from keras.src.backend.jax import nn as keras_nn
 from safetensors.numpy import load_file, save_file
 
 import parity
+from parity.checkpoints.conversion import converted_arrays
 from tests import ROOT
 from tests.goldens.golden import noise
 from tests.goldens.peers import rng_for
@@ -179,7 +180,7 @@ def test_checkpoints_of_keras_orbax_callback_are_read(frozen: bool, weights_only
     found = parity.load(tmp_path / "run" / "0" / "pytree", given=given("classifier"))
     assert found.format == "keras-hub"
     assert not weights_only or not any("optimizer" in line for line in found.left)
-    written = dict(parity.checkpoints.weights.converted_arrays(found, "keras-hub"))
+    written = dict(converted_arrays(found, "keras-hub"))
     expected = {each.path: np.asarray(each) for each in classifier.weights if "seed_generator" not in each.path}
     assert written.keys() == expected.keys() and all((written[key] == expected[key]).all() for key in expected)
 

@@ -12,7 +12,8 @@ from timm.models._manipulate import adapt_input_conv
 
 import parity
 from parity.checkpoints import surgery
-from parity.checkpoints.weights import Checkpoint, parameter
+from parity.checkpoints.conversion import parameter
+from parity.checkpoints.weights import Checkpoint
 from tests.peers.proof import jax_logits, relrms, torch_logits
 from vit_spec import ViTConfig
 

@@ -20,8 +20,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
 import vit_spec
+from parity.checkpoints.conversion import parameter
 from parity.checkpoints.surgery import drop_head
-from parity.checkpoints.weights import parameter
 from parity.checkpoints.writing import write
 from parity.comparison import reproducible_init
 from tests import DATA

@@ -21,8 +21,8 @@ pytest.importorskip("grain")
 import parity
 import vit_spec
 from parity.checkpoints import formats
+from parity.checkpoints.conversion import parameter, replace_parameters
 from parity.checkpoints.format_text import format_text
-from parity.checkpoints.weights import parameter, replace_parameters
 from parity.checkpoints.writing import convert, write
 from parity.comparison import reproducible_init
 from tests import ROOT

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from parity.checkpoints.conversion import nest
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import nest
 from train.mesh import AxisSizes, Parameter, parameters, shard_dims
 from vit_spec import ViTConfig
 

@@ -8,8 +8,9 @@ import numpy as np
 import parity
 from parity.checkpoints import surgery
 from parity.checkpoints.config_overrides import parse_overrides
+from parity.checkpoints.conversion import replace_parameters
 from parity.checkpoints.surgery.edit import apply_changes
-from parity.checkpoints.weights import Checkpoint, replace_parameters
+from parity.checkpoints.weights import Checkpoint
 from train.data.rng import WEIGHTS, generator
 from train.loop.class_names import match_outputs
 from train.loop.saved_run import best_weights

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.checkpoints.weights import Checkpoint, checksum
+from parity.checkpoints.conversion import checksum
+from parity.checkpoints.weights import Checkpoint
 from train.recipes import Recipe
 from vit_spec import ViTConfig, count
 from vit_spec.resample import matrix

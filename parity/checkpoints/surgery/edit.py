@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.conversion import ArrayConversion, plan_conversion, replace_parameters
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Array
-from parity.checkpoints.weights import ArrayConversion, Checkpoint, plan_conversion, replace_parameters
+from parity.checkpoints.weights import Checkpoint
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS
 

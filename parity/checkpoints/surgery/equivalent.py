@@ -4,8 +4,10 @@ from typing import Literal
 
 import numpy as np
 
+from parity.checkpoints.arrays import round_to
+from parity.checkpoints.conversion import parameter
 from parity.checkpoints.surgery.edit import Changed, apply_changes, to_float64
-from parity.checkpoints.weights import Checkpoint, parameter, round_to, validate
+from parity.checkpoints.weights import Checkpoint, validate
 from vit_spec import InputError, ViTConfig, rows
 
 TABLE = "pos_embed"

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from parity.checkpoints.arrays import round_to
+from parity.checkpoints.conversion import parameter
 from parity.checkpoints.surgery.edit import Changed, apply_changes
-from parity.checkpoints.weights import Checkpoint, parameter, round_to, validate
+from parity.checkpoints.weights import Checkpoint, validate
 from vit_spec import InputError, rows
 from vit_spec.sampling import sample
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.arrays import round_to
+from parity.checkpoints.conversion import parameter
 from parity.checkpoints.layout import Array
 from parity.checkpoints.surgery.edit import Changed, Float64, apply_changes, to_float64
-from parity.checkpoints.weights import Checkpoint, parameter, round_to
+from parity.checkpoints.weights import Checkpoint
 from vit_spec import InputError, Pixels, Resampling, ViTConfig, nearest, resample, resampling_matrices
 
 Size = int | tuple[int, int]  # (height, width), or the side of a square

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from parity.checkpoints.containers.header_checks import quote_names
+from parity.checkpoints.conversion import parameter
 from parity.checkpoints.layout import Array
 from parity.checkpoints.surgery.edit import to_float64
-from parity.checkpoints.weights import Checkpoint, parameter
+from parity.checkpoints.weights import Checkpoint
 from parity.comparison.diagnosis.catalogue import catalogue
 from parity.comparison.diagnosis.evaluator import Result
 from parity.comparison.diagnosis.expected_outputs import Expected

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from parity.checkpoints.arrays import FLOAT_DTYPES, round_to
 from parity.checkpoints.formats import Fields, get
 from parity.checkpoints.layout import Layout
-from parity.checkpoints.weights import FLOAT_DTYPES, round_to
 from parity.comparison.diagnosis.patches import Patch, confine_to_block
 from parity.comparison.tolerances import Array
 from vit_spec import InputError, Pixels, ViTConfig, rows
@@ -30,7 +30,7 @@ class Edit:
     """A new value for one parameter, computed from the parameters of the checkpoint.
 
     code: a Python expression.  {w} is the parameter itself, p("pos_embed") is another parameter, np is numpy, and round_to
-        and FLOAT_DTYPES come from `parity.checkpoints.weights`.
+        and FLOAT_DTYPES come from `parity.checkpoints.arrays`.
     """
 
     parameter: str

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from parity.checkpoints.arrays import round_to
+from parity.checkpoints.conversion import parameter
 from parity.checkpoints.surgery.edit import apply_changes, to_float64
-from parity.checkpoints.weights import Checkpoint, parameter, round_to
+from parity.checkpoints.weights import Checkpoint
 from parity.comparison.diagnosis.config_hypotheses import config_hypotheses
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial
 from parity.comparison.diagnosis.weight_hypotheses import weight_hypotheses

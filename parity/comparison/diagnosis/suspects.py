@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from parity.checkpoints.arrays import FLOAT_DTYPES, round_to
 from parity.checkpoints.layout import Array
-from parity.checkpoints.weights import FLOAT_DTYPES, round_to
 from parity.comparison.diagnosis.chance import FEW_OUTPUTS, MAX_CHANCE, EffectDistribution
 from parity.comparison.diagnosis.expected_outputs import Expected
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Rounding, Trial, build_model, model_inputs

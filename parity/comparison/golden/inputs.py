@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 import vit_spec
+from parity.checkpoints.conversion import checksum
 from parity.checkpoints.formats import Fields
 from parity.checkpoints.reading import load, resolve_path
-from parity.checkpoints.weights import Checkpoint, checksum, validate
+from parity.checkpoints.weights import Checkpoint, validate
 from parity.comparison import reproducible_init
 from parity.comparison.forward_backward import PassInputs
 from parity.comparison.golden.file import Array, Golden

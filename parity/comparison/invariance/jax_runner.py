@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.checkpoints.weights import FLOAT_DTYPES, round_to
+from parity.checkpoints.arrays import FLOAT_DTYPES, round_to
 from parity.comparison.any_model.flax_runner import QUICK_COMPILE
 from parity.comparison.any_model.outputs import named_arrays
 from parity.comparison.any_model.weights import flatten

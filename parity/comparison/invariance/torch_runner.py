@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.checkpoints.weights import as_array
+from parity.checkpoints.arrays import as_array
 from parity.comparison.any_model.outputs import named_arrays
 from parity.comparison.torch_settings import full_float32
 

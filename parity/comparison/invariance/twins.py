@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
+from parity.checkpoints.conversion import to_jax, to_torch
+from parity.checkpoints.weights import Checkpoint
 from parity.comparison.forward_backward import noise_images
 from parity.comparison.invariance.measurement import Dtype, invariance
 from parity.comparison.invariance.report import InvarianceReport

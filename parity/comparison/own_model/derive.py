@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import Fields, registered
 from parity.checkpoints.formats.format import digest
 from parity.checkpoints.reading import StrPath, load
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.construct import Built, build, few_threads, first_line, working_directory_on_path
 from parity.comparison.own_model.images import image_shapes

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.weights import nest
+from parity.checkpoints.conversion import nest
 from parity.comparison.any_model.trace.scope import inner_jaxprs
 from parity.comparison.own_model.construct import Built, first_line
 from parity.comparison.own_model.model import (

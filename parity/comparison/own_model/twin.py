@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.columns import align, parameter_of, row_column
+from parity.checkpoints.conversion import nest
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Layout
-from parity.checkpoints.weights import nest
 from parity.comparison.own_model.model import Array, as_float64
 from vit_spec import ViTConfig, rows
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints import containers
+from parity.checkpoints.arrays import FLOAT_DTYPES
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.format_matching import join_keys
 from parity.checkpoints.ignored_keys import matched_keys
 from parity.checkpoints.other_keys import classify_other_keys
 from parity.checkpoints.reading import StrPath, resolve_path
-from parity.checkpoints.weights import FLOAT_DTYPES
 from parity.checkpoints.wrapper_names import WRAPPERS
 from parity.comparison.own_model.model import Array, OwnModel, as_float64
 from vit_spec import InputError

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.weights import to_jax
+from parity.checkpoints.conversion import to_jax
 from parity.comparison.framework_settings import compiler_options, strict_settings
 from parity.comparison.tolerances import Array
 from parity.comparison.training.adamw import AdamWSettings, ParameterSlices, StepState

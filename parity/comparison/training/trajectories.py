@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.weights import to_torch
+from parity.checkpoints.conversion import to_torch
 from parity.comparison.localisation import module_scales
 from parity.comparison.tolerances import (
     AMPLIFIED_ERROR_FACTOR,

@@ -16,9 +16,9 @@ import parity
 import vit_spec
 from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import formats, get
 from parity.checkpoints.recognition import recognise
-from parity.checkpoints.weights import converted_arrays
 from parity.comparison import reproducible_init
 from tests.twins import perturbed_params, random_images
 from vit_spec import InputError, ViTConfig

@@ -12,10 +12,11 @@ import parity
 import vit_spec
 from parity.checkpoints import formats, surgery
 from parity.checkpoints.columns import Piece, align, row_column
+from parity.checkpoints.conversion import converted_arrays, parameter
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.inspection import list_parameters
 from parity.checkpoints.layout import Layout
-from parity.checkpoints.weights import Checkpoint, converted_arrays, parameter
+from parity.checkpoints.weights import Checkpoint
 from parity.comparison import reproducible_init
 from vit_spec import InputError, ViTConfig
 

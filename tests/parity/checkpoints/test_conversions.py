@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import vit_spec
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import formats, get
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from tests.twins import small_config, small_models
 from vit_spec import InputError, ViTConfig
 

@@ -15,11 +15,12 @@ import vit_spec
 from parity.__main__ import main
 from parity.checkpoints import format_file, formats, ignored_keys
 from parity.checkpoints.assumptions import Assumption
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.format_file import parse_format, read_format
 from parity.checkpoints.format_text import format_text
 from parity.checkpoints.formats.format import digest
 from parity.checkpoints.sidecar import sidecar_path
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from parity.comparison import reproducible_init
 from tests.parity.checkpoints.test_conversions import NAMES, storable_configs
 from vit_spec import InputError, ViTConfig

@@ -11,8 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig
 from vit_spec.positions import relative_index

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 import parity
 import vit_spec
-from parity.checkpoints.weights import converted_arrays
+from parity.checkpoints.conversion import converted_arrays
 from parity.comparison import reproducible_init
 from vit_spec import InputError
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import parity
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import get as get_format
 from parity.checkpoints.formats.dinov3 import periods
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig, get
 

@@ -10,9 +10,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import parity
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import formats
 from parity.checkpoints.formats import get as get_format
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig, get
 from vit_spec.positions import relative_index

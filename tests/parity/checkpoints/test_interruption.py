@@ -14,6 +14,7 @@ import pytest
 
 import parity
 from parity.checkpoints import containers
+from parity.checkpoints.conversion import converted_arrays
 from tests.container_cases import save_random_weights
 from vit_spec import ViTConfig
 
@@ -84,10 +85,7 @@ def conversions(source, target, to="jax"):
 
 def values(path):
     """Return the bytes of all weights of a file, in the torch format."""
-    return {
-        name: np.asarray(leaf).tobytes()
-        for name, leaf in parity.checkpoints.weights.converted_arrays(parity.load(path), "torch")
-    }
+    return {name: np.asarray(leaf).tobytes() for name, leaf in converted_arrays(parity.load(path), "torch")}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -9,8 +9,9 @@ import pytest
 
 import parity
 import vit_spec
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from tests.twins import perturbed_params, random_images
 from vit_spec import InputError, ViTConfig
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import parity
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.preprocessing import center_crop
-from parity.checkpoints.weights import converted_arrays
 from parity.comparison import reproducible_init
 from vit_spec import InputError, get
 

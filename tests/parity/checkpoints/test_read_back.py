@@ -12,13 +12,14 @@ from safetensors.numpy import load_file, save_file
 import parity
 import vit_spec
 from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.conversion import plan_conversion
 from parity.checkpoints.field_defaults import DEFAULTS, NEUTRAL, affects_function
 from parity.checkpoints.formats import OWN, formats, get
 from parity.checkpoints.layout import Array
 from parity.checkpoints.read_back import has_same_effect, unstated_fields
 from parity.checkpoints.reading import first_valid_match
 from parity.checkpoints.recognition import recognise
-from parity.checkpoints.weights import Checkpoint, plan_conversion
+from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
 from parity.comparison import reproducible_init
 from tests.parity.checkpoints.test_conversions import PLAIN, STRUCTURES, can_store, storable_configs

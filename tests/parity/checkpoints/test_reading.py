@@ -10,9 +10,11 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import parity
-from parity.checkpoints import weights as weights_module
+from parity.checkpoints import conversion
 from parity.checkpoints.containers.container import File
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import get
+from parity.checkpoints.weights import flatten
 from vit_spec import InputError, ViTConfig
 
 TINY = ViTConfig(image_size=(4, 6), patch_size=2, width=8, depth=2, num_heads=2, mlp_dim=6, num_classes=3)
@@ -77,7 +79,7 @@ def test_a_conversion_and_back_gives_the_same_bytes(tmp_path, dtype):
 def test_a_converted_file_has_the_arrays_of_to_jax(tmp_path, saved):
     parity.convert(saved, tmp_path / "b.safetensors", "jax")
     params = parity.to_jax(random_arrays(), TINY)
-    assert same_bits(parity.load(tmp_path / "b.safetensors").arrays, weights_module.flatten(params, get("jax")))
+    assert same_bits(parity.load(tmp_path / "b.safetensors").arrays, flatten(params, get("jax")))
 
 
 def test_nested_and_flat_parameters_are_saved_alike(tmp_path, saved):
@@ -183,7 +185,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(saved, monkeypatch,
             raise failure
         return np.asarray(value)
 
-    monkeypatch.setattr(weights_module, "as_array", failing)
+    monkeypatch.setattr(conversion, "as_array", failing)
     with pytest.raises((InputError, KeyboardInterrupt), match=r"make room|^$"):
         parity.save(saved, random_arrays(seed=1), TINY, "torch", force=True)
     assert saved.read_bytes() == before
@@ -348,4 +350,4 @@ def test_shards_are_not_larger_than_the_limit(tmp_path):
     for path in shards:
         entries = [entry for key, entry in header(path).items() if key != "__metadata__"]
         assert max(entry["data_offsets"][1] for entry in entries) <= 1500
-    assert same_bits(dict(weights_module.converted_arrays(parity.load(tmp_path / "folder"), "torch")), arrays)
+    assert same_bits(dict(converted_arrays(parity.load(tmp_path / "folder"), "torch")), arrays)

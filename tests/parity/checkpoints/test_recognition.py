@@ -10,8 +10,9 @@ from safetensors.numpy import load_file, save_file
 import parity
 import vit_spec
 from parity.checkpoints.config_overrides import parse_overrides
+from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from tests.twins import small_config
 from vit_spec import InputError
 

@@ -12,11 +12,13 @@ import pytest
 
 import parity
 import vit_spec
-from parity.checkpoints import formats, surgery
+from parity.checkpoints import conversion, formats, surgery
+from parity.checkpoints.arrays import round_to
 from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import File
+from parity.checkpoints.conversion import converted_arrays, parameter
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, converted_arrays, flatten, parameter, round_to, validate
+from parity.checkpoints.weights import Checkpoint, flatten, validate
 from tests.peers.proof import jax_logits, relrms, torch_logits
 from tests.twins import perturbed_params, random_images
 from vit_spec import InputError, ViTConfig, resample, rows
@@ -436,7 +438,7 @@ def test_dropping_a_key_bias_before_a_norm_or_rotation_would_change_the_function
     before = weights(config)
     bias = parameter(before, "blocks.attn.qkv.bias")
     q_and_v = {"blocks.attn.q_bias": bias[:, 0], "blocks.attn.v_bias": bias[:, 2]}
-    after = parity.checkpoints.weights.replace_parameters(before, config.replace(attention={"qkv_bias": "qv"}), q_and_v)
+    after = conversion.replace_parameters(before, config.replace(attention={"qkv_bias": "qv"}), q_and_v)
     assert not same_function(before, after, images(config))
 
 
@@ -497,7 +499,7 @@ def strict(monkeypatch):
     """Return a checkpoint in a format that can store no position table except one with rows for all tokens."""
     only = replace(get("torch"), name="strict", constraints={"positions.covers": "all"})
     known = formats.get
-    for module in (parity.checkpoints.weights, surgery.edit):
+    for module in (parity.checkpoints.weights, conversion, surgery.edit):
         monkeypatch.setattr(module, "get", lambda name: only if name == "strict" else known(name))
     return replace(weights(), format="strict")
 

@@ -15,7 +15,8 @@ import pytest
 import parity
 import vit_spec
 from parity.__main__ import main
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.conversion import converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from tests.twins import perturbed_params, small_config
 from vit_spec import InputError
 

@@ -14,7 +14,8 @@ import vit_jax
 import vit_spec
 from parity.__main__ import main
 from parity.checkpoints import ignored_keys
-from parity.checkpoints.weights import Checkpoint, converted_arrays
+from parity.checkpoints.conversion import converted_arrays
+from parity.checkpoints.weights import Checkpoint
 from tests.twins import perturbed_params, random_images, small_config
 from vit_spec import InputError, ViTConfig
 

@@ -22,9 +22,10 @@ import vit_spec
 import vit_torch
 from parity import Checkpoint
 from parity.__main__ import main
+from parity.checkpoints.conversion import parameter
 from parity.checkpoints.formats import get
 from parity.checkpoints.surgery.edit import to_float64
-from parity.checkpoints.weights import flatten, parameter
+from parity.checkpoints.weights import flatten
 from parity.comparison.diagnosis import (
     CommandLineSource,
     Diagnosis,

@@ -12,8 +12,8 @@ pytest.importorskip("jax")
 
 import vit_torch
 from parity import Checkpoint
+from parity.checkpoints.conversion import parameter
 from parity.checkpoints.surgery.edit import to_float64
-from parity.checkpoints.weights import parameter
 from parity.comparison.diagnosis import Diagnosis, diagnose, diagnose_against, expected_outputs, read_expected_outputs
 from parity.comparison.diagnosis.chance import EffectDistribution
 from parity.comparison.diagnosis.evaluator import Result

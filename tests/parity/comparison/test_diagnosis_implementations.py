@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 import vit_spec
 import vit_torch
+from parity.checkpoints.conversion import parameter
 from parity.checkpoints.surgery.edit import to_float64
-from parity.checkpoints.weights import parameter
 from parity.comparison.diagnosis import Diagnosis, diagnose, expected_outputs
 from parity.comparison.diagnosis.hypothesis import Trial
 from parity.comparison.diagnosis.score_bias import score_biases

@@ -22,7 +22,8 @@ pytest.importorskip("torch")
 import vit_jax
 import vit_spec
 import vit_torch
-from parity.checkpoints.weights import Checkpoint, to_torch
+from parity.checkpoints.conversion import to_torch
+from parity.checkpoints.weights import Checkpoint
 from parity.comparison import framework_settings, golden, reproducible_init
 from parity.comparison.forward_backward import PassInputs, TorchTwin
 from parity.comparison.golden import verification

@@ -20,7 +20,8 @@ import train.jax.losses
 import train.torch.losses
 import vit_spec
 import vit_torch
-from parity.checkpoints.weights import Checkpoint, as_checkpoint, checksum
+from parity.checkpoints.conversion import checksum
+from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from tests.torch_costs import LiveTensors
 from tests.twins import perturbed_params
 from train.data.sources import open_dataset
