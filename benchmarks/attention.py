@@ -1,7 +1,7 @@
 """Speed of the JAX twin's explicit attention compared with `jax.nn.dot_product_attention`: forward pass, float32.
 
 Run `python -m benchmarks.attention`.  It prints the median time of both, and the median and range of their ratio within
-pairs of alternating runs.  No page has these figures; a comment in `vit_jax/layers.py` cites the result.
+pairs of alternating runs.  No page has these figures; a comment in `vit_jax/attention.py` cites the result.
 """
 
 import statistics
@@ -16,7 +16,8 @@ from flax import linen as nn
 
 import vit_jax
 import vit_spec
-from vit_jax.layers import ViTModule, attention
+from vit_jax.attention import attention
+from vit_jax.layers import ViTModule
 
 PAIRS = 15
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from vit_jax.attention import apply_rotary, attention, mix_rotary
 from vit_jax.compilation import row_major
 from vit_jax.execution import Execution
 from vit_jax.layers import (
@@ -21,14 +22,11 @@ from vit_jax.layers import (
     PatchProjection,
     ViTModule,
     activation,
-    apply_rotary,
     at_least_float32,
-    attention,
     check_images,
     drop_path,
     dropout,
     image_size,
-    mix_rotary,
     sample_kept_tokens,
     scan_blocks,
 )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vit_spec import InputError, ViTConfig, position_table, relative_tables, resampling_matrices, rotary_tables
 from vit_spec.noise import Site
+from vit_torch.attention import apply_rotary, attention, mix_rotary
 from vit_torch.execution import Execution
 from vit_torch.initialisation import initialise
 from vit_torch.layers import (
@@ -24,14 +25,11 @@ from vit_torch.layers import (
     PatchProjection,
     ViTModule,
     activation,
-    apply_rotary,
     at_least_float32,
-    attention,
     check_images,
     drop_path,
     dropout,
     image_size,
-    mix_rotary,
     run_block,
     sample_kept_tokens,
 )

@@ -15,10 +15,10 @@ from flax import linen as nn
 import vit_jax
 import vit_spec
 import vit_torch
+from vit_jax.attention import attention as jax_attention
 from vit_jax.layers import ViTModule as JaxModule
-from vit_jax.layers import attention as jax_attention
+from vit_torch.attention import attention as torch_attention
 from vit_torch.layers import ViTModule as TorchModule
-from vit_torch.layers import attention as torch_attention
 
 # Tokens of 224 pixels in patches of 16, without and with a class token; of 224 in patches of 14; of 518 in patches of 14,
 # with a class token and four registers.

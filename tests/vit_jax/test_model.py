@@ -17,7 +17,8 @@ import vit_spec
 from tests.extreme_weights import draw_example
 from tests.twins import random_images, small_config
 from vit_jax import layers
-from vit_jax.layers import _normalize, supports_cudnn_attention
+from vit_jax.attention import supports_cudnn_attention
+from vit_jax.layers import _normalize
 from vit_spec import InputError, ViTConfig
 
 PLAIN = small_config(vit_spec.get("vit_s16"))
@@ -129,7 +130,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fake_gpu")
 def test_on_a_machine_with_a_gpu_the_cpu_can_run_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     platforms: list[str] = []
-    monkeypatch.setattr("vit_jax.layers.supports_cudnn_attention", lambda device: bool(platforms.append(device.platform)))
+    monkeypatch.setattr(
+        "vit_jax.attention.supports_cudnn_attention", lambda device: bool(platforms.append(device.platform))
+    )
     model, params = vit_jax.ViT(PLAIN, vit_jax.Execution(dtype=jnp.bfloat16)), cached_params(PLAIN)
     for place in (None, "cpu", jax.devices("cpu")[0]):
         with jax.default_device(place):

@@ -212,7 +212,7 @@ def replace_rotation(change: Callable[[str, Any, Any, Any, str], Any]) -> Patch:
 
 
 def _rotate(x: Any, cos: Any, sin: Any, layout: str) -> Any:
-    from vit_torch.layers import apply_rotary
+    from vit_torch.attention import apply_rotary
 
     return apply_rotary(x, (cos, sin), layout)
 
