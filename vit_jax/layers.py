@@ -256,7 +256,7 @@ def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution)
 
 
 def check_images(images: Array, config: ViTConfig) -> None:
-    """Raise InputError unless `images` is a batch of floating-point images that fits the config."""
+    """Raise InputError unless `images` is a batch of floating-point images that fits the config, on automatic mesh axes."""
     expected, c = "(batch, height, width, channels)", config.in_channels
     if images.ndim != 4:
         raise InputError(f"images have shape {images.shape}: expected {expected}; a single image is images[None]")
@@ -267,6 +267,13 @@ def check_images(images: Array, config: ViTConfig) -> None:
         raise InputError(
             f"images are {images.dtype}: expected floating-point numbers; normalize them first, "
             "vit_jax.normalize(images, config.pixels)"
+        )
+    sharding = jax.typeof(images).sharding
+    sharded = {name for entry in sharding.spec for name in (entry if isinstance(entry, tuple) else (entry,))}
+    if axes := [name for name in sharding.mesh.explicit_axes if name in sharded]:
+        raise InputError(
+            f"images are sharded over the explicit mesh axis {axes[0]!r}, and the model does not state how its arrays are "
+            "sharded: call jax.sharding.auto_axes(model.apply, out_sharding=...), or make a mesh with automatic axis_types"
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import vit_jax
 import vit_spec
@@ -320,6 +321,17 @@ def test_the_error_for_invalid_images_is_one_line(what: str) -> None:
         vit_jax.ViT(PLAIN).apply({"params": cached_params(PLAIN)}, change(random_images(PLAIN)))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_images_on_explicit_mesh_axes_need_auto_axes() -> None:
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    images = jax.device_put(random_images(PLAIN), NamedSharding(mesh, PartitionSpec("data")))
+    apply, variables = jax.jit(vit_jax.ViT(PLAIN).apply), {"params": cached_params(PLAIN)}
+    with pytest.raises(InputError, match=r"explicit mesh axis 'data'.* call jax.sharding.auto_axes\(model.apply, "):
+        apply(variables, images)
+    with jax.set_mesh(mesh):
+        logits = jax.jit(jax.sharding.auto_axes(apply, out_sharding=PartitionSpec("data")))(variables, images)
+    np.testing.assert_allclose(logits, apply(variables, random_images(PLAIN)), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("train", [False, True])
