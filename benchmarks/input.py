@@ -1,4 +1,4 @@
-"""Throughput of image preprocessing on one core, in images/s, from JPEG files of 500x400 to arrays of 224x224.
+"""Throughput of image preprocessing on one core, in images/s, from JPEG files of 400x500 to arrays of 224x224.
 
 Run `python -m benchmarks.input [--images N] [--runs N]`.  It prints the table "Augmentation" of
 docs/measurements/training.md.  The files are random crops of the two photographs in scikit-learn.  `bare` is Pillow alone:
@@ -34,7 +34,7 @@ AUGMENTED = "ours, bilinear_aliased, RandAugment(2, 10)"
 
 
 def write_photographs(folder: Path, count: int) -> list[Path]:
-    """Write `count` JPEG files of 500x400 pixels, crops of two photographs of 640x427."""
+    """Write `count` JPEG files of 400x500 pixels, crops of two photographs of 427x640."""
     from sklearn.datasets import load_sample_images
 
     originals = [Image.fromarray(pixels) for pixels in load_sample_images().images]

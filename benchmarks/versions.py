@@ -1,6 +1,6 @@
 """Verify the golden files of the tests with the versions of the libraries that are installed here.
 
-Run `python -m benchmarks.versions`.  It prints a row of the table "Versions at hand" in docs/guides/ci.md:
+Run `python -m benchmarks.versions`.  It prints a row of the table "Verified versions" in docs/guides/ci.md:
 
 - "golden verify": the two files of tests/goldens/versions, which contain the twins' own results, in float64 and float32;
 - "twins": the largest relRMS in float64 of either twin from the outputs of other implementations in tests/goldens;

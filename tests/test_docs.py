@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import vit_spec
 from parity.checkpoints import containers, formats
 from tests import ROOT
+from train.recipes import Augment
 
 PACKAGES = ("vit_spec", "vit_jax", "vit_torch", "parity", "train", "tests")
 
@@ -24,6 +26,12 @@ def test_the_architecture_page_names_files_that_exist() -> None:
     # A row names its first file by the whole path, and further files by the end of theirs.
     missing = [name for name in named if not any(path.endswith(f"/{name.rstrip('/')}") for path in existing)]
     assert len(named) > 50 and not missing
+
+
+def test_the_section_on_augmentation_names_exactly_its_flags() -> None:
+    section = (ROOT / "docs" / "reference" / "recipes.md").read_text().partition("\n## Augmentation")[2]
+    flags = {f"--augment.{field.name.replace('_', '-')}" for field in fields(Augment)}
+    assert set(re.findall(r"--augment\.[a-z-]+", section)) == flags
 
 
 def test_the_changelog_names_modules_that_exist() -> None:

@@ -299,7 +299,7 @@ def _summary(source: Dataset, sets: Sequence[_Scanned], findings: Sequence[Findi
     sizes = np.concatenate([scanned.sizes[scanned.sizes[:, 0] > 0] for scanned in sets])
     if len(sizes):
         (least_w, least_h), (most_w, most_h), (w, h) = sizes.min(0), sizes.max(0), np.median(sizes, axis=0).astype(int)
-        yield "sizes", f"{least_h}x{least_w} to {most_h}x{most_w} pixels, median {h}x{w}"
+        yield "sizes", f"{least_h}x{least_w} to {most_h}x{most_w} pixels, median {h}x{w} (height x width)"
     if source.task == "classes":
         yield from _of_classes(source)
     for name, kind, is_in_both, text in (

@@ -180,7 +180,10 @@ class Block(ViTModule):
         return x, None
 
     def add(self, x: Array, y: Array, scale: LayerScale | None, noise: Noise | None, site: Site) -> Array:
-        """Return x plus an output y of attention or the MLP, to which layer scale and stochastic depth apply."""
+        """Return x plus an output y of attention or the MLP, both (B, T, width).
+
+        Layer scale and stochastic depth apply to y.
+        """
         y = scale(y) if scale is not None else y
         y = drop_path(self, y, noise, site) if self.config.regularisation.drop_path else y
         return row_major(x + y)
@@ -258,13 +261,23 @@ class ViT(ViTModule):
         return self.classify(x, after, both_heads)  # (B, num_classes)
 
     def noise(self, train: bool, key: Array | None) -> tuple[Noise | None, ...]:
-        """Return the random numbers before the blocks, in the blocks and after them; None without dropout."""
+        """Return the random numbers before the blocks, in the blocks and after them; None without dropout.
+
+        Args:
+            train: whether dropout is enabled.
+            key: a key of `jax.random`; None: that of `rngs={"dropout": key}`.
+        """
         if not train or not any(vars(self.config.regularisation).values()):
             return None, None, None
         return make_noise(self.config, self.make_rng("dropout") if key is None else key)
 
     def embed(self, images: Array, noise: Noise | None) -> tuple[Array, AttentionTables]:
-        """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share."""
+        """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share.
+
+        Args:
+            images: (B, H, W, C), as for a call of the model.
+            noise: the random numbers before the blocks.
+        """
         config, rates = self.config, self.config.regularisation
         grid = config.grid_of(*image_size(images))
         x = self.patch_embed(images)  # (B, rows * columns, width)
@@ -289,7 +302,12 @@ class ViT(ViTModule):
         return x, AttentionTables(rotary, bias)
 
     def positions(self, x: Array, grid: tuple[int, int]) -> Array:
-        """Return the position table of x's tokens on this grid, (1, T, width); prefix tokens without a row get zeros."""
+        """Return the position table of tokens, (1, T, width); prefix tokens without a row get zeros.
+
+        Args:
+            x: the tokens, (B, T, width), whose dtype the table gets.
+            grid: the rows and columns of patches.
+        """
         config, covered = self.config, self.config.num_covered
         if self.pos_embed is not None:
             table = self.pos_embed.astype(at_least_float32(x))
@@ -314,7 +332,11 @@ class ViT(ViTModule):
         return self.norm(x) if self.norm is not None else x
 
     def classify(self, x: Array, noise: Noise | None, both_heads: bool = False) -> Array:
-        """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes) or (B, 2, num_classes)."""
+        """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes) or (B, 2, num_classes).
+
+        Raises:
+            InputError: `both_heads` is given for a model with one head.
+        """
         if both_heads and not self.config.tokens.distillation:
             raise InputError("both_heads is for models with tokens.distillation=True: leave it out")
         logits = self.output(self.pool(x, noise), self.head)
@@ -342,7 +364,10 @@ class ViT(ViTModule):
         return self.intermediate("pool", x)
 
     def output(self, x: Array, head: Linear | None) -> Array:
-        """Apply the norm after pooling, the hidden layer and the head to a pooled feature; each of them is optional."""
+        """Apply the norm after pooling, the hidden layer and the head: (..., pooled) -> (..., num_classes).
+
+        Each of them is optional: without classes, the result is the feature, (..., feature).
+        """
         x = self.fc_norm(x) if self.fc_norm is not None else x
         x = self.intermediate("hidden", jnp.tanh(self.pre_logits(x))) if self.pre_logits is not None else x
         return head(x) if head is not None else x

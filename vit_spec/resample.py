@@ -27,7 +27,8 @@ def matrix(size_in: int, size_out: int, *, kernel: str, antialias: bool, align_c
         kernel: "bilinear" or "bicubic".
         antialias: False is torch without antialiasing: bicubic has a = -0.75, and border pixels are repeated outside the
             image.  True is PIL, and torch with antialias=True: bicubic has a = -0.5; when downsampling, the kernel widens
-            by the scale; weights outside the image are dropped and the others renormalized.
+            by the scale; weights outside the image are dropped and the others renormalized.  If the new grid has one
+            column, and another number of rows than the old one, torch 2.13 differs from PIL, and this is PIL.
         align_corners: whether the first and last pixels keep their positions, as in torch.  With "bilinear" this is
             `scipy.ndimage.zoom(order=1, mode="nearest")` to 1e-14, as big_vision and Google's vision_transformer intend.
             They leave zoom's mode at "constant", which is zero outside the image.  Where rounding moves the last coordinate

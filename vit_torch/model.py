@@ -181,7 +181,10 @@ class Block(ViTModule):
         return x
 
     def add(self, x: Tensor, y: Tensor, scale: LayerScale | None, rate: Tensor, noise: Noise | None, site: Site) -> Tensor:
-        """Return x plus an output y of attention or the MLP, to which layer scale and stochastic depth apply."""
+        """Return x plus an output y of attention or the MLP, both (B, T, width).
+
+        Layer scale and stochastic depth apply to y.
+        """
         y = scale(y) if scale is not None else y
         y = drop_path(self, y, rate, noise, site) if self.config.regularisation.drop_path else y
         return x + y
@@ -269,7 +272,12 @@ class ViT(ViTModule):
         return make_noise(self.config, key)
 
     def embed(self, images: Tensor, noise: Noise | None = None) -> tuple[Tensor, AttentionTables]:
-        """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share."""
+        """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share.
+
+        Args:
+            images: (B, C, H, W), as for a call of the model.
+            noise: the random numbers before the blocks.
+        """
         config, rates = self.config, self.config.regularisation
         grid = config.grid_of(*image_size(images))
         x = self.patch_embed(images)  # (B, rows * columns, width)
@@ -294,7 +302,12 @@ class ViT(ViTModule):
         return x, AttentionTables(rotary, bias)
 
     def positions(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Return the position table of x's tokens on this grid, (1, T, width); prefix tokens without a row get zeros."""
+        """Return the position table of tokens, (1, T, width); prefix tokens without a row get zeros.
+
+        Args:
+            x: the tokens, (B, T, width), whose dtype the table gets.
+            grid: the rows and columns of patches.
+        """
         config, covered = self.config, self.config.num_covered
         if self.pos_embed is not None:
             table = self.pos_embed.to(at_least_float32(x))
@@ -324,7 +337,11 @@ class ViT(ViTModule):
         return self.norm(x) if self.norm is not None else x
 
     def classify(self, x: Tensor, noise: Noise | None = None, both_heads: bool = False) -> Tensor:
-        """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes) or (B, 2, num_classes)."""
+        """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes) or (B, 2, num_classes).
+
+        Raises:
+            InputError: `both_heads` is given for a model with one head.
+        """
         if both_heads and not self.config.tokens.distillation:
             raise InputError("both_heads is for models with tokens.distillation=True: leave it out")
         logits = self.output(self.pool(x, noise), self.head)
@@ -352,7 +369,10 @@ class ViT(ViTModule):
         return self.intermediate("pool", x)
 
     def output(self, x: Tensor, head: Linear | None) -> Tensor:
-        """Apply the norm after pooling, the hidden layer and the head to a pooled feature; each of them is optional."""
+        """Apply the norm after pooling, the hidden layer and the head: (..., pooled) -> (..., num_classes).
+
+        Each of them is optional: without classes, the result is the feature, (..., feature).
+        """
         x = self.fc_norm(x) if self.fc_norm is not None else x
         x = self.intermediate("hidden", torch.tanh(self.pre_logits(x))) if self.pre_logits is not None else x
         return head(x) if head is not None else x

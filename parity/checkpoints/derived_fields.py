@@ -16,7 +16,11 @@ class FormatMismatch(InputError):
 
 
 def infer_patch(known: Fields, evidence: Evidence) -> Inferred:
-    """Return the number of channels and the patch size, if the projection takes flattened patches, which merge them."""
+    """Return the number of channels and the patch size, if the projection takes flattened patches, which merge them.
+
+    Raises:
+        InputError: the tensors do not show the number of channels or the patch size; or the projection has another length.
+    """
     if "patch" not in evidence.sizes:
         if missing := [name for name in ("in_channels", "patch_size") if name not in known]:
             raise InputError(
@@ -40,7 +44,11 @@ def infer_patch(known: Fields, evidence: Evidence) -> Inferred:
 
 
 def infer_heads(known: Fields, evidence: Evidence) -> Inferred:
-    """Return the number of heads, and the width of each if it is not `width / num_heads`."""
+    """Return the number of heads, and the width of each if it is not `width / num_heads`.
+
+    Raises:
+        InputError: the tensors do not show the number of heads, or it does not fit the width of queries and keys.
+    """
     inner, width = evidence.sizes.get("inner", known["width"]), known["width"]
     proven, assumed = dict[str, Any](), list[Assumption]()
     if "num_heads" in known and known["num_heads"] is None:
@@ -102,7 +110,12 @@ def infer_pooling(published: Fields, known: Fields, evidence: Evidence) -> Infer
 
 
 def infer_grid(format: Format, known: Fields, evidence: Evidence) -> Inferred:
-    """Return the image size, and which tokens the position table covers, from the number of rows of the table."""
+    """Return the image size, and which tokens the position table covers, from the number of rows of the table.
+
+    Raises:
+        FormatMismatch: the format has a position table, and the file has none.
+        InputError: no image size, or not the given one, has that number of rows.
+    """
     ph, pw = known["patch_size"]
     prefix = known["tokens.class_token"] + known["tokens.distillation"] + known["tokens.registers"]
     if known.get("positions.kind") != "learned":

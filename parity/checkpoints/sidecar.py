@@ -46,7 +46,11 @@ def read_own_notes(path: Path, container: str) -> tuple[dict[str, Any], list[str
 
 
 def read_sidecar(path: Path) -> dict[str, Any]:
-    """Return the metadata of a file from its sidecar file, in which the fingerprint of the file is the key."""
+    """Return the metadata of a file from its sidecar file, in which the fingerprint of the file is the key.
+
+    Raises:
+        InputError: its entry is not an object.
+    """
     found = read_json_file(sidecar_path(path)) if path.is_file() else {}
     entries = found.get(fingerprint(path), {}) if found else {}
     if not isinstance(entries, dict):

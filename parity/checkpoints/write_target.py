@@ -32,7 +32,19 @@ _FEW_FILES = 1000  # with fewer free inodes than this, the lack of inodes may be
 def choose_container(
     path: Path, slash: bool, name: str | None, format: Format, checkpoint: Checkpoint, shard: int | None
 ) -> tuple[Container, list[str]]:
-    """Return the container to write, and remarks on labels and preprocessing that other programs cannot read from it."""
+    """Return the container to write, and remarks on labels and preprocessing that other programs cannot read from it.
+
+    Args:
+        path: the destination.
+        slash: whether the destination was given with a slash at its end, as a folder.
+        name: the container; None: that of the suffix of `path`, or a folder.
+        format: the format to write.
+        checkpoint: the checkpoint to write.
+        shard: the size limit of a file in a folder, in bytes; None: the default.
+
+    Raises:
+        InputError: the destination selects no container, or the container does not fit the format or `shard`.
+    """
     remarks = [] if format.json_files is no_files else metadata.notes_only_remarks(checkpoint)
     found = None if slash else containers.by_suffix(path)
     if found := found if name is None else containers.get(name):

@@ -79,7 +79,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a wide and a tall photograph."""
     folder = tmp_path_factory.mktemp("metadata")
     wide, other = (Image.fromarray(pixels) for pixels in load_sample_images().images)
-    wide.save(folder / "wide.png")  # 640x427
+    wide.save(folder / "wide.png")  # 427 high, 640 wide
     other.crop((200, 0, 500, 411)).save(folder / "tall.png")
     return folder
 

@@ -53,7 +53,7 @@ def test_a_sound_data_set_has_no_findings(photos: Path, capsys: pytest.CaptureFi
     status, printed, rows = check(photos, capsys)
     assert status == 0 and rows == []
     assert "24 training images, 6 held out" in printed and "2, with 12 to 12 training images" in printed
-    assert "48x48 to 48x48 pixels, median 48x48" in printed and "findings  0, in" in printed
+    assert "48x48 to 48x48 pixels, median 48x48 (height x width)" in printed and "findings  0, in" in printed
 
 
 def test_the_same_image_in_both_sets_is_found_under_another_name_and_format(

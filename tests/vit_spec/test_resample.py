@@ -46,6 +46,20 @@ def test_grids_are_resampled_as_in_torch(kernel, mode):
         np.testing.assert_allclose(ours, theirs[0].permute(1, 2, 0).numpy(), **EXACT, err_msg=f"{old} -> {new}")
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_new_grid_of_one_column_is_resampled_as_in_pillow_and_not_as_in_torch(kernel):
+    torch = pytest.importorskip("torch")
+    image = pytest.importorskip("PIL.Image")
+    grid = np.random.default_rng(0).normal(size=(14, 14)).astype(np.float32)
+    rows, columns = (resample.matrix(14, n, kernel=kernel, **PLAIN | {"antialias": True}) for n in (16, 1))
+    ours = rows @ grid @ columns.T
+    of_pillow = image.fromarray(grid).resize((1, 16), image.Resampling[kernel.upper()])
+    np.testing.assert_allclose(ours, of_pillow, rtol=0, atol=1e-6)  # Pillow computes in float32
+    of_torch = torch.nn.functional.interpolate(torch.tensor(grid)[None, None], size=(16, 1), mode=kernel, antialias=True)
+    # If this fails, torch has changed: then name the versions that differ in the docstring of `matrix`.
+    assert abs(ours - of_torch[0, 0].numpy()).max() > 0.1
+
+
 def test_bilinear_with_aligned_corners_is_scipy_zoom_of_order_one():
     """The mode of scipy is "nearest", since in the default mode scipy 1.17 returns zeros for the last row of 28 -> 14."""
     ndimage = pytest.importorskip("scipy.ndimage")

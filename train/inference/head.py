@@ -144,6 +144,8 @@ def prediction_table(
     """Return the header and the rows of a table with the target, the answer and its probability for each image.
 
     For labels and values, it has the probability or value, and the target, of each.
+
+    outputs: (N, outputs) of the model.    targets: (N,) classes, or (N, outputs).
     """
     if task == "classes":
         p = softmax(np.asarray(outputs, np.float64))
@@ -163,6 +165,8 @@ def worst_mistakes(task: Task, outputs: Array, targets: ModelTargets, names: Seq
 
     classes: wrong answers with the highest probability.    labels: wrong decisions with the highest probability.
     values: the largest errors, relative to the standard deviation of the value.
+
+    outputs: (N, outputs) of the model.    targets: (N,) classes, or (N, outputs).
     """
     x = np.asarray(outputs, np.float64)
     if task == "classes":

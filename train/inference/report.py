@@ -107,7 +107,10 @@ class Report:
 
 
 def draw_confusion(matrix: Array, names: Sequence[str]) -> Figure:
-    """Return a picture of a confusion matrix, with each row's shares as colour and, of few classes, the counts."""
+    """Return a picture of a confusion matrix, with each row's shares as colour and, of few classes, the counts.
+
+    matrix: (classes, classes) the number of images by class and predicted class.
+    """
     count, shown = len(names), [shorten_name(name) for name in names]
     side = min(12.0, 3.0 + 0.32 * count)
     figure = Figure(figsize=(side + 1, side), dpi=110, facecolor="white")

@@ -135,6 +135,7 @@ def scaling_notes(name: str, recipe: Recipe, source: Dataset) -> list[str]:
 
 
 def worker_notes(workers: int, recipe: Recipe) -> list[str]:
+    """Return the line that says what loads the images, if the recipe leaves that open."""
     if recipe.workers is not None:
         return []
     return [f"images are loaded by {f'{workers} processes' if workers else 'threads'}; --workers changes this"]

@@ -57,7 +57,11 @@ class Reader:
         return self.file.size - self.position
 
     def read_bytes(self, count: int) -> bytes:
-        """Return the next `count` bytes."""
+        """Return the next `count` bytes.
+
+        Raises:
+            InputError: the file ends before.
+        """
         start = self.position - self._buffer_start
         if start < 0 or start + count > len(self._buffer):
             self._buffer, self._buffer_start, start = (

@@ -84,7 +84,14 @@ def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
 
 
 def find_base(found: Array) -> tuple[float, str]:
-    """Return the base that yields these periods, and the dtype to which they are rounded; "" if float32 or none."""
+    """Return the base that yields these periods, and the dtype to which they are rounded; "" if float32 or none.
+
+    Args:
+        found: the periods of the file, (head_dim / 4,).
+
+    Raises:
+        InputError: no base that was tried yields them.
+    """
     candidates = [DEFAULT_BASE]
     if len(found) > 1:
         implied = float(found[-1]) ** (len(found) / (len(found) - 1))

@@ -106,6 +106,12 @@ def test_resize_and_center_crop_is_pillows_resize_and_crop_when_no_rounding_is_n
     assert is_same_image(resize_and_center_crop(image, (36, 36), 36 / 48, filter), whole.crop((22, 6, 58, 42)))
 
 
+def test_an_image_that_is_too_long_is_refused_with_its_height_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(InputError, match=r"^80x10 pixels would be resized to 240x30 \(height x width\)"):
+        resize_and_center_crop(Image.new("L", (10, 80)), (30, 30))
+
+
 def test_resize_and_center_crop_keeps_the_centre_without_antialiasing_too() -> None:
     image = wave_image(160, 96)
     box = (44, 12, 116, 84)

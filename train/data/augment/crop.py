@@ -40,7 +40,8 @@ def preprocess(image: Image.Image, preprocessing: Preprocessing, mean: Sequence[
         return _preprocess_aliased(image, preprocessing, (height, width))
     if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
         raise InputError(
-            f"{image.width}x{image.height} pixels would be resized to {width}x{height}, more than is safe: crop it first"
+            f"{image.height}x{image.width} pixels would be resized to {height}x{width} (height x width), "
+            "more than is safe: crop it first"
         )
     resized = image.resize((width, height), FILTERS[preprocessing.filter]) if preprocessing.resize != "none" else image
     top, left = preprocessing.crop_corner(resized.height, resized.width)

@@ -70,7 +70,11 @@ def decode(source: bytes | str | os.PathLike[str], name: object) -> Image.Image:
 
 
 def check_image_size(height: int, width: int, name: object) -> None:
-    """Refuse the size of the images in an array, if they have no pixels or more than `decode` accepts."""
+    """Check the size of the images in an array.
+
+    Raises:
+        InputError: they have no pixels, or more than `decode` accepts.
+    """
     if not height * width:
         raise InputError(f"{name} has images of {height}x{width} pixels, which are empty: fetch or write it again")
     if height * width > _max_pixels():

@@ -177,7 +177,11 @@ def _describe_choice(data: DatasetSplits, train_name: str) -> str:
 
 
 def load_split(data: DatasetSplits, name: str) -> Examples:
-    """Return the examples of a split; refuse targets that are invalid for the task, naming the first such image."""
+    """Return the examples of a split.
+
+    Raises:
+        InputError: a target is invalid for the task; the message names the first such image.
+    """
     split = data.splits[name]()
     targets, count = split.targets, len(data.classes)
     wrong: Any
@@ -244,6 +248,8 @@ def stratified_split(labels: NDArray[np.int64], share: float) -> tuple[NDArray[n
     """Split 0..N-1 into training and held-out rows, both sorted, with `share` of every class held out (rounded).
 
     A class with one image keeps it for training.  A class with more holds out at least one and keeps at least one.
+
+    labels: (N,) the class of each image.
     """
     held_out: list[int] = []
     for rows in rows_by_class(labels):

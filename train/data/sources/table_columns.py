@@ -43,7 +43,11 @@ class Table(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def check_column(self, name: str) -> str:
-        """Return the name of a column; refuse one that does not exist."""
+        """Return the name of a column.
+
+        Raises:
+            InputError: there is no such column.
+        """
         if name not in self.columns:
             known = f"its columns are {', '.join(self.columns)}{nearest(name, self.columns)}"
             raise InputError(f"{self.path} has no column {name!r}: {known}")

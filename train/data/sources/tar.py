@@ -87,7 +87,11 @@ def _list_shards(place: str) -> tuple[Path, list[Path]]:
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """Expand {a,b} and {000..146} as a shell does: numbers keep the width of the first."""
+    """Expand {a,b} and {000..146} as a shell does: numbers keep the width of the first.
+
+    Raises:
+        InputError: a range has too many numbers.
+    """
     match = re.search(r"\{([^{}]*)\}", pattern)
     if not match:
         yield pattern
