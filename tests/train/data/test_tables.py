@@ -34,13 +34,20 @@ def shows_image(image: Image.Image, png: bytes) -> bool:
 # Parquet --------------------------------------------------------------------------------------------------------------
 
 
-def write_parquet(path: Path, images: Sequence[Any] = PNGS, **columns: Any) -> str:
+def write_parquet(
+    path: Path, images: Sequence[Any] = PNGS, metadata: Mapping[str, str] | None = None, **columns: Any
+) -> str:
     """Write a Parquet file as on the hub; return the value of --data for its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = pa.array([{"bytes": image, "path": f"cat_{i}.png"} for i, image in enumerate(images)])
     columns = columns or {"label": np.arange(len(images)) % 3}
-    pq.write_table(pa.table({"image": rows, **columns}), path, row_group_size=5)
+    pq.write_table(pa.table({"image": rows, **columns}).replace_schema_metadata(metadata), path, row_group_size=5)
     return f"parquet:{path.parent}"
+
+
+def class_names(*names: str) -> dict[str, str]:
+    """Return the metadata with which Hugging Face's datasets library states the names of the classes."""
+    return {"huggingface": json.dumps({"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}})}
 
 
 @requires_data("cifar10")
@@ -79,12 +86,35 @@ def test_an_image_is_named_by_file_row_and_path(tmp_path: Path) -> None:
 
 
 def test_classes_have_the_names_in_the_hubs_metadata(tmp_path: Path) -> None:
-    feature = {"names": ["ant", "bee", "cat"], "_type": "ClassLabel"}
     table = pa.table({"image": pa.array(PNGS), "label": np.arange(12) % 3})  # bytes, not a struct
-    meta = {"huggingface": json.dumps({"info": {"features": {"label": feature}}})}
-    pq.write_table(table.replace_schema_metadata(meta), tmp_path / "a.parquet")
+    pq.write_table(table.replace_schema_metadata(class_names("ant", "bee", "cat")), tmp_path / "a.parquet")
     source = open_dataset(f"parquet:{tmp_path}", 0.25)
     assert source.classes == ("ant", "bee", "cat") and source.train.names[0] == "a.parquet row 0"
+
+
+@pytest.mark.parametrize("first, other", [("train-0", "test-0"), ("train-0", "train-1"), ("train-1", "train-2")])
+def test_files_with_different_names_for_a_class_number_are_refused(tmp_path: Path, first: str, other: str) -> None:
+    write_parquet(tmp_path / "train-0.parquet")
+    write_parquet(tmp_path / f"{first}.parquet", metadata=class_names("ant", "bee", "cat"))
+    write_parquet(tmp_path / f"{other}.parquet", label=np.arange(12) % 2, metadata=class_names("bee", "cat"))
+    assert error_message(f"parquet:{tmp_path}") == (
+        f"{tmp_path / other}.parquet has the name 'bee' for class 0, and {tmp_path / first}.parquet has 'ant': "
+        "write both with the same list of names, or with names instead of numbers as labels"
+    )
+
+
+def test_files_that_state_fewer_or_no_names_of_the_same_classes_are_read(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train-0.parquet", metadata=class_names("ant", "bee", "cat"))
+    write_parquet(tmp_path / "train-1.parquet")
+    source = open_dataset(write_parquet(tmp_path / "val-0.parquet", PNGS[:2], metadata=class_names("ant", "bee")))
+    assert source.classes == ("ant", "bee", "cat") and len(source.train) == 24
+
+
+@pytest.mark.parametrize("names", [("image", "label", "label"), ("image", "image", "label")])
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    columns = {"image": pa.array(PNGS), "label": pa.array(np.arange(12) % 3)}
+    pq.write_table(pa.Table.from_arrays([columns[name] for name in names], names=names), tmp_path / "a.parquet")
+    assert f"has two columns of one name: its columns are {', '.join(names)}" in error_message(f"parquet:{tmp_path}")
 
 
 LARGE = [RNG.bytes(int(size)) for size in RNG.integers(1, 200_000, 12)]  # incompressible
@@ -163,6 +193,14 @@ def test_a_missing_column_is_refused_with_the_existing_ones(tmp_path: Path) -> N
     assert "has no column 'lbl' of integers or text: its columns are image, label; did you mean 'label'?" in error_message(
         f"{spec}?label=lbl"
     )
+
+
+def test_a_number_above_those_of_int64_is_refused_as_it_is(tmp_path: Path) -> None:
+    labels = 2**63 + np.arange(12, dtype=np.uint64)
+    message = "has the class number 9,223,372,036,854,775,819: expected class numbers from 0, below 100,000"
+    assert message in error_message(write_parquet(tmp_path / "a.parquet", label=labels))
+    np.savez(tmp_path / "a.npz", x_train=np.zeros((12, 5, 5), np.uint8), y_train=labels)
+    assert message in error_message(f"npz:{tmp_path / 'a.npz'}")
 
 
 def test_a_number_too_high_for_a_class_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from parity.checkpoints.containers.inflate import DeflatedFile
 from train.data.sources.decoding import check_image_size, error_text
 from train.data.sources.examples import ArrayImages, DatasetSplits, Examples, ImageRows, Targets, make_examples, name_files
 from train.data.sources.files import FileRows, raise_if_inaccessible, refuse_holes
-from train.data.sources.splitting import numbered_classes
+from train.data.sources.splitting import numbered_classes, to_class_numbers
 from train.recipes import Task
 from vit_spec import InputError
 
@@ -119,7 +119,7 @@ def _load_targets(path: Path, name: str) -> Targets:
         labels = np.asarray(npy.open_array(array.source, array.header))
     if labels.ndim == 2 and labels.shape[1] > 1:
         return labels.astype(np.float32)
-    return labels.reshape(-1).astype(np.int64)
+    return to_class_numbers(labels.reshape(-1), f"{path} {name}")
 
 
 def _load_images(path: Path, name: str) -> ImageRows:

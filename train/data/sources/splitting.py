@@ -134,8 +134,23 @@ def numbered_classes(targets: Targets, place: object) -> tuple[str, ...]:
     """
     highest = int(targets.max(initial=-1))
     if highest >= MAX_CLASSES:
-        raise InputError(f"{place} has the class number {highest:,}: expected class numbers from 0, below {MAX_CLASSES:,}")
+        raise _number_too_high(place, highest)
     return tuple(map(str, range(highest + 1)))
+
+
+def to_class_numbers(integers: NDArray[Any], place: object) -> NDArray[np.int64]:
+    """Return integers of any type as class numbers.
+
+    Raises:
+        InputError: a number above those of int64, which would become negative.
+    """
+    if (highest := int(integers.max(initial=0))) > np.iinfo(np.int64).max:
+        raise _number_too_high(place, highest)
+    return np.asarray(integers, np.int64)
+
+
+def _number_too_high(place: object, number: int) -> InputError:
+    return InputError(f"{place} has the class number {number:,}: expected class numbers from 0, below {MAX_CLASSES:,}")
 
 
 def _choose_splits(data: DatasetSplits, held_out: float | str | None) -> tuple[str, str | None]:
@@ -182,7 +197,8 @@ def load_split(data: DatasetSplits, name: str) -> Examples:
     targets, count = split.targets, len(data.classes)
     wrong: Any
     if data.task == "classes":
-        wrong, expected = np.logical_or(targets < 0, targets >= count), f"a class number from 0 to {count - 1}"
+        wrong = np.logical_or(targets < 0, targets >= count)
+        expected = f"a class number from 0{f' to {count - 1}' if count else ''}"
     elif data.task == "labels":
         wrong, expected = ((targets != 0) & (targets != 1)).any(1), "0 or 1 for every label"
     else:
