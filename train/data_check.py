@@ -31,7 +31,7 @@ from train.inference.model import load_predictor, predict_batches, require_pooli
 from train.inference.prediction_files import check_output, open_rows
 from train.inference.progress import progress_bar
 from train.loop.init_from import load_weights
-from train.loop.run_tables import print_table
+from train.loop.run_tables import first_names, print_table
 from train.recipes import Recipe
 from vit_spec import InputError
 
@@ -334,7 +334,10 @@ def _of_classes(source: Dataset) -> Iterator[tuple[str, str]]:
     counts, held_out = (
         np.bincount(examples.targets, minlength=len(source.classes)) for examples in (source.train, source.held_out)
     )
-    yield "classes", f"{len(counts):,}, with {counts.min():,} to {counts.max():,} training images"
+    yield (
+        "classes",
+        f"{len(counts):,}, with {counts.min():,} to {counts.max():,} training images: {first_names(source.classes)}",
+    )
     for name, chosen, text in (
         ("few images", np.flatnonzero(counts < FEW_IMAGES), f"classes with fewer than {FEW_IMAGES} training images"),
         ("not held out", np.flatnonzero(held_out == 0), "classes without held-out images"),

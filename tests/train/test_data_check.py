@@ -52,7 +52,7 @@ def check(photos: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tu
 def test_a_sound_data_set_has_no_findings(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, printed, rows = check(photos, capsys)
     assert status == 0 and rows == []
-    assert "24 training images, 6 held out" in printed and "2, with 12 to 12 training images" in printed
+    assert "24 training images, 6 held out" in printed and "2, with 12 to 12 training images: cat, dog" in printed
     assert "48x48 to 48x48 pixels, median 48x48" in printed and "findings  0, in" in printed
 
 

@@ -429,6 +429,57 @@ def test_a_class_may_have_the_name_of_a_split(photos: Path, name: str) -> None:
     assert open_dataset(f"folder:{photos}", 0.25).classes == tuple(sorted(("ant", "bee", name)))
 
 
+@pytest.mark.parametrize(
+    "names", [("seg_train", "seg_test", "seg_pred"), ("training_set", "test_set"), ("train1", "Test1"), ("train-x", "test")]
+)
+def test_folders_that_look_like_splits_are_not_taken_for_classes(photos: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        shutil.copytree(photos / "ant", photos / "set" / name)
+    message = error_message(f"folder:{photos / 'set'}")
+    assert "has folders that look like splits and not like classes, " in message
+    assert message.endswith("name them train, val or test, with the folders of the classes directly inside")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("bullet_train", "test_tube", "cat"), ("train_horn", "train_bell"), ("train", "no_train"), ("valid", "exam")],
+)
+def test_words_of_splits_in_the_names_of_classes_are_no_splits(photos: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        shutil.copytree(photos / "ant", photos / "set" / name)
+    assert open_dataset(f"folder:{photos / 'set'}", 0.25).classes == tuple(sorted(names))
+
+
+def test_splits_inside_classes_are_refused_with_where_to_put_them(photos: Path) -> None:
+    for name in ("ant", "bee"):
+        for split in ("Train", "test"):
+            shutil.copytree(photos / name, photos / "set" / name / split)
+    message, root = error_message(f"folder:{photos / 'set'}"), photos / "set"
+    assert f"{root / 'ant'} is a class that has the splits Train and test inside: put the images into " in message
+    assert f"into {root / 'Train' / 'ant'} and {root / 'test' / 'ant'}" in message
+
+
+def test_a_class_may_contain_a_folder_with_the_name_of_a_split(photos: Path) -> None:
+    for name in ("train", "bus"):
+        shutil.copytree(photos / "ant", photos / "bee" / name)
+    assert len(open_dataset(f"folder:{photos}", 0.25).train) == 15
+
+
+@pytest.mark.parametrize("inside", ["dataset", "dataset/train"])
+def test_a_single_folder_around_the_classes_is_named(photos: Path, inside: str) -> None:
+    spec = copy_into_splits(photos, **{inside: "ant bee"})
+    message = error_message(spec)
+    assert f"{photos / 'set'} has one class folder, dataset, with folders of images inside" in message
+    assert message.endswith(f"if these are the classes or splits, give folder:{photos / 'set' / 'dataset'}")
+    assert len(open_dataset(f"{spec}/dataset", 0.25).train) == 6
+
+
+def test_a_single_folder_around_the_classes_of_a_split_is_named(photos: Path) -> None:
+    spec = copy_into_splits(photos, **{"train/seg_train": "ant bee", "val/seg_val": "ant bee"})
+    train = photos / "set" / "train"
+    assert error_message(spec).endswith(f"move the folders of {train / 'seg_train'} into {train}")
+
+
 def test_splits_without_class_folders_are_not_taken_for_classes(photos: Path) -> None:
     (photos / "ant").rename(photos / "train")
     (photos / "bee").rename(photos / "test")

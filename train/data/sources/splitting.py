@@ -4,6 +4,7 @@ The choice depends on the targets alone and not on a run's seed, so all runs are
 """
 
 import contextlib
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,6 +36,11 @@ def canonical_split(word: str) -> str:
     """
     name = {"training": "train", "testing": "test"}.get(word.lower(), word.lower())
     return name if name in SPLIT_NAMES else UNSPLIT
+
+
+def split_words(name: str) -> list[str]:
+    """Return the words of the name of a file or folder, in lower case: one of them may stand for a split."""
+    return re.findall(r"[a-z]+", name.lower())
 
 
 def choose_held_out(data: DatasetSplits, held_out: float | str | None) -> Dataset:
