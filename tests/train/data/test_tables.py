@@ -656,7 +656,8 @@ def test_the_table_of_nih_gives_findings_and_keeps_patients_together(tmp_path: P
     assert (source.task, source.classes) == ("labels", ("Hernia", "Mass"))
     assert np.concatenate([source.train.targets, source.held_out.targets]).sum(0).tolist() == [3, 6]
     patients = [{int(Path(name).stem) // 2 for name in part.names} for part in (source.train, source.held_out)]
-    assert not patients[0] & patients[1] and "images of one 'Patient ID' stay together" in source.notes
+    assert not patients[0] & patients[1] and "images of one 'Patient ID' are a group" in source.notes
+    assert "groups kept together" in source.notes[-2]
 
 
 def test_nihs_lists_beside_the_table_give_the_split(tmp_path: Path) -> None:
@@ -701,6 +702,25 @@ def test_the_columns_decide_the_task(tmp_path: Path, name: str) -> None:
     columns, kind, classes = TARGET_COLUMNS[name]
     source = open_dataset(write_table(tmp_path, columns), 0.25)
     assert (source.task, source.classes) == (kind, classes)
+
+
+@pytest.mark.parametrize("form", ["column", "lists"])
+def test_patients_in_both_given_splits_are_counted_with_an_example(tmp_path: Path, form: str) -> None:
+    split = ["train"] * 7 + ["test"] * 5  # images 6 and 7 are of one patient
+    columns = NIH_COLUMNS | ({"split": split} if form == "column" else {})
+    spec = write_table(tmp_path, columns, "Image Index")
+    for name, word in (("train_val", "train"), ("test", "test")):
+        (tmp_path / f"{name}_list.txt").write_text("".join(f"{i:02d}.png\n" for i in range(12) if split[i] == word))
+    shared = "groups with images in both train and test, which make results too good: 1, such as that of "
+    [note] = [note for note in open_dataset(spec).notes if note.startswith(shared)]
+    folder = tmp_path / "images_001"
+    assert note == f"{shared}{folder / '06.png'} and {folder / '07.png'}; --held-out 0.1 keeps groups together"
+    assert not any(note.startswith(shared) for note in open_dataset(spec, 0.5).notes)
+
+
+def test_patients_in_one_given_split_each_give_no_note(tmp_path: Path) -> None:
+    spec = write_table(tmp_path, NIH_COLUMNS | {"split": ["train"] * 8 + ["test"] * 4}, "Image Index")
+    assert not any("groups with images" in note for note in open_dataset(spec).notes)
 
 
 def test_the_requested_columns_are_the_targets(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from train.data.order import rows_by_class
 from train.data.rng import SPLIT, generator
-from train.data.sources.examples import UNSPLIT, Dataset, DatasetSplits, Examples, Targets
+from train.data.sources.examples import UNSPLIT, Dataset, DatasetSplits, Examples, Targets, shared_groups
 from train.recipes import Task
 from vit_spec import InputError, nearest
 
@@ -62,16 +62,23 @@ def choose_held_out(data: DatasetSplits, held_out: float | str | None) -> Datase
         notes.append(
             f"held out: the split {held_out_name} of the data, {len(evaluation):,} images; {len(train):,} in {train_name}"
         )
+        if shared := shared_groups(train, evaluation):
+            row, other = shared[0]
+            notes.append(
+                f"groups with images in both {train_name} and {held_out_name}, which make results too good: "
+                f"{len(shared):,}, such as that of {train.names[row]} and {evaluation.names[other]}; "
+                "--held-out 0.1 keeps groups together"
+            )
     else:
         share = held_out if isinstance(held_out, float) else DEFAULT_SHARE
-        rows = split_rows(train.targets, data.task, share, data.groups.get(train_name))
-        if data.task == "classes" and len(train) and not len(rows[1]) and train_name not in data.groups:
+        rows = split_rows(train.targets, data.task, share, train.groups)
+        if data.task == "classes" and len(train) and not len(rows[1]) and train.groups is None:
             raise InputError(
                 f"{data.place}: each of its {len(train)} classes has one image, and none can be held out: add images, or "
                 "choose other targets; numbers that are values stand in a column of another name than label"
             )
         train, evaluation = (train.take(part) for part in rows)
-        notes.append(_describe_held_out(data, train_name, len(train), len(evaluation), share))
+        notes.append(_describe_held_out(data, train_name, train, len(evaluation), share))
     for part, purpose in ((train, "train on"), (evaluation, "evaluate the model on")):
         if not len(part):
             raise InputError(f"{data.place} leaves no images to {purpose}: add images, or change --held-out")
@@ -95,19 +102,18 @@ def set_test_aside(data: DatasetSplits, share: float) -> DatasetSplits:
     train_name, _ = _choose_splits(data, None)
     if "test" in data.splits:
         raise InputError(f"{data.place} has a test split: leave ?test={share:g} out")
-    whole, groups = load_split(data, train_name), data.groups.get(train_name)
-    kept, aside = split_rows(whole.targets, data.task, share, groups)
+    whole = load_split(data, train_name)
+    kept, aside = split_rows(whole.targets, data.task, share, whole.groups)
     if not len(kept) or not len(aside):
         raise InputError(
             f"{data.place} has {len(whole)} images, of which ?test={share:g} leaves none to train on or to test"
         )
     others = {name: split for name, split in data.splits.items() if name != train_name}
     parts = {"train": kept, "test": aside}
-    how, part = _describe_choice(data, train_name), len(aside) / len(whole)
+    how, part = _describe_choice(data, whole), len(aside) / len(whole)
     return replace(
         data,
         splits={name: partial(whole.take, rows) for name, rows in parts.items()} | others,
-        groups={**data.groups, **({} if groups is None else {name: groups[rows] for name, rows in parts.items()})},
         notes=(*data.notes, *whole.notes, f"set aside as test: {len(aside):,} of {len(whole):,} images, {part:.0%} {how}"),
     )
 
@@ -184,17 +190,17 @@ def _join_words(names: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _describe_held_out(data: DatasetSplits, train_name: str, train: int, held_out: int, share: float) -> str:
+def _describe_held_out(data: DatasetSplits, train_name: str, train: Examples, held_out: int, share: float) -> str:
     unused = [name for name in data.splits if name != train_name]
     only = f"; {train_name} is the only split" if train_name in HELD_OUT_NAMES else ""
     rest = f"; {_join_words(unused)} not used" if unused else only
-    how = _describe_choice(data, train_name)
-    return f"held out: {held_out:,} of {train + held_out:,} images, {share:.0%} {how}, the same for every seed{rest}"
+    how = _describe_choice(data, train)
+    return f"held out: {held_out:,} of {len(train) + held_out:,} images, {share:.0%} {how}, the same for every seed{rest}"
 
 
-def _describe_choice(data: DatasetSplits, train_name: str) -> str:
+def _describe_choice(data: DatasetSplits, train: Examples) -> str:
     how = "drawn at random" if data.task == "values" else f"of every {'class' if data.task == 'classes' else 'label'}"
-    return how + ", groups kept together" * (train_name in data.groups)
+    return how + ", groups kept together" * (train.groups is not None)
 
 
 def load_split(data: DatasetSplits, name: str) -> Examples:
