@@ -660,6 +660,13 @@ def test_the_table_of_nih_gives_findings_and_keeps_patients_together(tmp_path: P
     assert "groups kept together" in source.notes[-2]
 
 
+def test_spaces_around_the_bar_and_the_case_of_no_finding_make_no_labels(tmp_path: Path) -> None:
+    findings = ["Mass | Hernia", "No finding", "Mass| Hernia |", "NO FINDING | Hernia"] * 3
+    source = open_dataset(write_table(tmp_path, {"Finding Labels": findings}), 0.5)
+    assert source.classes == ("Hernia", "Mass")
+    assert np.concatenate([source.train.targets, source.held_out.targets]).sum(0).tolist() == [9, 6]
+
+
 def test_nihs_lists_beside_the_table_give_the_split(tmp_path: Path) -> None:
     spec = write_table(tmp_path, NIH_COLUMNS, "Image Index")
     (tmp_path / "train_val_list.txt").write_text("".join(f"{i:02d}.png\n" for i in range(8)))

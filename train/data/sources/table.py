@@ -10,10 +10,10 @@ contents:
                           come with the data share groups; default: "Patient ID", if there is one
     missing=skip          leave out images whose files are missing, instead of an error
 
-The kind of targets: "Finding Labels" has labels, which are names joined by "|" ("No Finding": none).  A column called
-"label" or "class" has classes, by their numbers if they are integers.  Columns of 0 and 1 have labels, other columns of
-numbers have values.  Names joined by "|" are labels, and all other text is classes.  Text among numbers, and other cells in
-columns of 0 and 1, are refused; see `table_columns`.
+The kind of targets: "Finding Labels" has labels, which are names joined by "|" ("No Finding", in any case: none).  A column
+called "label" or "class" has classes, by their numbers if they are integers.  Columns of 0 and 1 have labels, other columns
+of numbers have values.  Names joined by "|" are labels, and all other text is classes.  Text among numbers, and other cells
+in columns of 0 and 1, are refused; see `table_columns`.
 
 An image is named by its path below the table's folder, or by as much of the end of that path as is unique.
 

@@ -223,8 +223,9 @@ def _refuse_text(table: Table, chosen: Sequence[str], named_classes: bool) -> No
 
 
 def _parse_joined_labels(cells: Sequence[str], name: str, path: Path) -> TargetColumns:
-    """Return labels from cells of names joined by "|"."""
-    labels_of = [set(cell.split("|")) - {_NO_FINDING, ""} for cell in cells]
+    """Return labels from cells of names joined by "|", with or without spaces around it."""
+    none = ("", _NO_FINDING.lower())
+    labels_of = [{label for each in cell.split("|") if (label := each.strip()).lower() not in none} for cell in cells]
     labels = sorted(set().union(*labels_of))
     if not labels:
         raise InputError(f"{path} has nothing but {_NO_FINDING!r} in {name!r}: add images with findings")
