@@ -645,6 +645,23 @@ def test_several_columns_of_labels_are_labels(tmp_path: Path) -> None:
     assert (source.task, source.classes) == ("labels", ("0", "1")) and source.train.targets.dtype == np.float32
 
 
+@pytest.mark.parametrize(("rows", "is_one_hot"), [(np.eye(3), True), (np.tri(3), False), (np.eye(4)[:, :3], False)])
+def test_a_note_says_that_columns_are_labels_and_asks_whether_one_hot_ones_are_classes(
+    tmp_path: Path, rows: np.ndarray, is_one_hot: bool
+) -> None:
+    source = open_dataset(write_npz(tmp_path, {"train": 24}, lambda n: rows[np.arange(n) % len(rows)].astype(np.uint8)))
+    hint = ", and a single 1 in every row; give class numbers, (N,), if each image has one class" * is_one_hot
+    assert source.task == "labels" and f"train_labels has 3 columns: labels of 0 and 1{hint}" in source.notes
+
+
+def test_arrays_of_a_second_layout_are_left_out_with_a_note(tmp_path: Path) -> None:
+    images, labels = np.zeros((9, 4, 4), np.uint8), np.arange(9) % 3
+    arrays = {"train_images": images, "train_labels": labels, "x_train": images[:3], "y_train": labels[:3], "more": labels}
+    np.savez(tmp_path / "x.npz", **arrays)
+    source = open_dataset(f"npz:{tmp_path / 'x.npz'}")
+    assert "arrays left out: x_train, y_train, beside train_images, train_labels" in source.notes
+
+
 @pytest.mark.parametrize("columns", [(0, 2), (2, 0), (3, 2)])
 def test_splits_with_different_numbers_of_labels_are_refused(tmp_path: Path, columns: tuple[int, int]) -> None:
     content = {}
