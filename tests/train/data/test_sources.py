@@ -615,6 +615,14 @@ def test_more_than_eight_bits_of_colour_are_refused() -> None:
         decode(png, "x")
 
 
+def test_a_bmp_of_sixteen_bits_a_pixel_is_read() -> None:
+    pixels = np.array([[0xF800, 0x07E0, 0x001F, 0xFFFF]], "<u2")  # red, green, blue and white, of 5, 6 and 5 bits
+    info = struct.pack("<IiiHHIIiiII3I", 40, 4, 1, 1, 16, 3, 8, 0, 0, 0, 0, 0xF800, 0x07E0, 0x001F)
+    bmp = b"BM" + struct.pack("<IHHI", 14 + len(info) + 8, 0, 0, 14 + len(info)) + info + pixels.tobytes()
+    shown = np.asarray(decode(bmp, "x"))
+    assert shown.tolist() == [[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]]
+
+
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # tests turn warnings into errors
 @pytest.mark.parametrize("limit", [100, 10], ids=["warned of by Pillow", "refused by Pillow"])
 def test_an_image_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
