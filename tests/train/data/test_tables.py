@@ -1,8 +1,11 @@
 """Data sources with many images per file, or a table: Parquet, the hub, WebDataset shards, csv."""
 
+import bz2
 import csv
+import gzip
 import io
 import json
+import lzma
 import socket
 import tarfile
 import time
@@ -108,6 +111,16 @@ def test_files_that_state_fewer_or_no_names_of_the_same_classes_are_read(tmp_pat
     write_parquet(tmp_path / "train-1.parquet")
     source = open_dataset(write_parquet(tmp_path / "val-0.parquet", PNGS[:2], metadata=class_names("ant", "bee")))
     assert source.classes == ("ant", "bee", "cat") and len(source.train) == 24
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_an_encoding_that_is_not_read_is_refused_with_a_remedy(tmp_path: Path, encoding: str) -> None:
+    table = pa.table({"image": pa.array(PNGS), "label": np.arange(12) % 3})
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding={"image": encoding})
+    assert error_message(f"parquet:{tmp_path}") == (
+        f"{tmp_path / 'a.parquet'} has image in the encoding {encoding}, which is not read: "
+        "write it with PLAIN or dictionary encoding"
+    )
 
 
 @pytest.mark.parametrize("names", [("image", "label", "label"), ("image", "image", "label")])
@@ -529,15 +542,37 @@ def test_braces_expand_as_in_a_shell() -> None:
     [
         ({"0.png": PNGS[0]}, "has 0.png without 0.cls or 0.json beside it"),
         ({"0.png": PNGS[0], "0.cls": b"cat"}, "has 0.cls with no class number in it"),
+        ({"0.png": PNGS[0], "0.cls": b"1_0"}, "has 0.cls with no class number in it"),
+        ({"0.png": PNGS[0], "0.json": b'{"label": "1_0"}'}, "has 0.json with no class number in it"),
+        (
+            {"0.png": PNGS[0], "0.json": b'{"label": 2}', "0.cls": b"1"},
+            "has the class 1 in 0.cls and the class 2 in 0.json: each image needs one class; leave one of these files out",
+        ),
         ({"0.png": PNGS[0], "0.cls": b"9" * 23}, "has the class number 99,999,999,999,999,999,999,999 in 0.cls: expected"),
         ({"0.png": PNGS[0], "0.json": b'{"label": Infinity}'}, "has 0.json with no class number in it"),
         ({"0.png": PNGS[0], "0.json": b'{"label": 1.7}'}, "has 0.json with no class number in it"),
         ({"0.v1.png": PNGS[0]}, "has no images, but 0.v1.png: expected KEY.jpg and KEY.cls, no dot in KEY"),
     ],
-    ids=["no class", "text", "large", "infinite", "halves", "no image"],
+    ids=["no class", "text", "underscore", "json underscore", "two classes", "large", "infinite", "halves", "no image"],
 )
 def test_samples_without_an_image_or_a_class_are_refused(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
     assert message in error_message(f"tar:{write_shard(tmp_path / 'a.tar', members)}")
+
+
+@pytest.mark.parametrize("module", [gzip, bz2, lzma])
+def test_a_compressed_shard_without_the_suffix_of_one_is_refused(tmp_path: Path, module: Any) -> None:
+    shard = write_shard(tmp_path / "a.tar", make_samples())
+    shard.write_bytes(module.compress(shard.read_bytes()))
+    message = f"{shard} is compressed and cannot be read at an offset: decompress it to a .tar first"
+    assert error_message(f"tar:{shard}") == message
+
+
+def test_a_json_file_without_another_class_may_stand_beside_a_class(tmp_path: Path) -> None:
+    beside = (b'{"caption": "a cat"}', b'{"label": "cat"}', b'{"cls": 2}')
+    parts = {"png": PNGS, "cls": (b"0", b"1", b"2"), "json": beside}
+    members = {f"{i}.{part}": values[i % 3] for i in range(6) for part, values in parts.items()}
+    source = open_dataset(f"tar:{write_shard(tmp_path / 'a.tar', members)}", 0.5)
+    assert source.train.targets.tolist() == [i % 3 for i in map(int, (name[6] for name in source.train.names))]
 
 
 @pytest.mark.parametrize("names", [("0.png", "0.png"), ("0.png", "0.jpg"), ("0.PNG", "0.cls", "0.png")])

@@ -329,6 +329,7 @@ def _load_split(
             _refuse_other_names(file, label, stated)
         targets.append(_load_targets(file, label, names))
         place = _column_place(file, meta, image_column)
+        _refuse_delta_encodings(file, meta, place)
         for number in range(meta.num_row_groups):
             chunks.append(_locate_chunk(str(file), meta, number, place))
             groups.append((number, row))
@@ -336,6 +337,17 @@ def _load_split(
             counts.append(meta.row_group(number).num_rows)
     reader = _ParquetImages(chunks, np.array(groups, np.int64).reshape(-1, 2), np.cumsum(counts), image_column)
     return make_examples(reader, np.concatenate(targets))
+
+
+def _refuse_delta_encodings(file: Path, meta: Any, place: int) -> None:
+    """Refuse encodings of images in which a value is not in one range of bytes, such as DELTA_BYTE_ARRAY."""
+    for number in range(meta.num_row_groups):
+        column = meta.row_group(number).column(place)
+        if delta := next((encoding for encoding in column.encodings if encoding.startswith("DELTA_")), None):
+            raise InputError(
+                f"{file} has {column.path_in_schema} in the encoding {delta}, which is not read: "
+                "write it with PLAIN or dictionary encoding"
+            )
 
 
 def _locate_chunk(file: str, meta: Any, number: int, place: int) -> ColumnChunk:

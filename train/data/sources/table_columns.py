@@ -210,7 +210,7 @@ def _refuse_text(table: Table, chosen: Sequence[str], named_classes: bool) -> No
         numbers = {cell for cell in different if parse_finite(cell) is not None}
         intended = {cell for cell in different if parse_finite(cell.replace(",", "")) is not None}
         many = 2 * len(intended) >= len(different) or 2 * sum(cell in intended for cell in cells) >= len(cells)
-        if numbers < different and (all(map(_is_number, different)) or (many and not named_classes)):
+        if numbers < different and (all(map(is_number, different)) or (many and not named_classes)):
             place = next(place for place, cell in enumerate(cells) if cell not in numbers)
             meaning, column = (
                 ("labels joined by |", _FINDINGS_COLUMN) if "|" in cells[place] else ("names of classes", "label")
@@ -294,10 +294,10 @@ def _parse_numbers(cells: Sequence[str]) -> NDArray[np.float64] | None:
 
 def parse_finite(text: str) -> float | None:
     """Return a text as a finite number, or None if it is not one."""
-    return number if _is_number(text) and math.isfinite(number := float(text)) else None
+    return number if is_number(text) and math.isfinite(number := float(text)) else None
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     """Return whether a text is a number, finite or not.  Python alone would also read 1_0 as ten."""
     try:
         float(text)
