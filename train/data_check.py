@@ -25,19 +25,20 @@ from parity.checkpoints.weights import Checkpoint
 from parity.terminal import console
 from train.data.batches import DataLoader
 from train.data.sources import Dataset, Examples, open_test_split
+from train.data.sources.examples import shared_groups
 from train.data.workers import default_workers
 from train.inference.doubtful_classes import NUM_FOLDS, find_doubtful
 from train.inference.model import load_predictor, predict_batches, require_pooling
 from train.inference.prediction_files import check_output, open_rows
 from train.inference.progress import progress_bar
 from train.loop.init_from import load_weights
-from train.loop.run_tables import print_table
+from train.loop.run_tables import first_names, print_table
 from train.recipes import Recipe
 from vit_spec import InputError
 
 THUMBNAIL = 16  # pixels of a side
 MIN_CORRELATION = 0.99
-MAX_COMPARED = 50_000  # training images up to which they are compared with each other: the time grows as the square
+MAX_COMPARED = 50_000  # images of a set up to which they are compared with each other: the time grows as the square
 CHUNK = 1 << 12  # images of a set that are compared at once
 FEW_IMAGES = 10  # of a class
 SMALL_SIDE, LONG_RATIO = 32, 3
@@ -51,7 +52,8 @@ Array = NDArray[Any]
 class Finding(NamedTuple):
     """A row of the table of findings.
 
-    kind: "unreadable", "same image", "similar image", "different targets", "doubtful class", "long" or "small".
+    kind: "unreadable", "same image", "different targets" (of the same image), "similar image",
+        "similar with different targets", "same group", "doubtful class", "long" or "small".
     image, other: names of images; `other` is "" if the finding is about one image.
     set, other_set: "training", "held out" or "test".
     detail: the error, the correlation, the targets, the class that the other images give it, or the size.
@@ -91,7 +93,7 @@ def check_data(source: Dataset, recipe: Recipe, path: Path, twin: str) -> int:
         twin: "jax" or "torch", for these weights.
 
     Returns:
-        0; 1 if images are unreadable, or if the same image is in two sets, or has several targets.
+        0; 1 if images are unreadable, or if the same image or group is in two sets, or an image has several targets.
 
     Raises:
         InputError: the file cannot be written, or exists; or the weights cannot be used.
@@ -110,9 +112,10 @@ def check_data(source: Dataset, recipe: Recipe, path: Path, twin: str) -> int:
             rows["data"] += f", {len(test):,} test"
     scanned = [_scan(name, examples) for name, examples in named.items()]
     findings = [finding for each in scanned for finding in (*_unreadable(each), *_of_shapes(each))]
-    train, *others = scanned
-    pairs = [(train, train), *((other, train) for other in others), *([tuple(reversed(others))] if len(others) > 1 else [])]
-    findings += [finding for one, other in pairs for finding in _pairs(one, other, source)]
+    for one, other in ((one, other) for i, one in enumerate(scanned) for other in scanned[: i + 1]):
+        findings += _pairs(one, other, source)
+        if one is not other:
+            findings += _same_groups(one, other)
     if weights is not None:
         doubtful, remarks = _doubtful(scanned, source, weights, twin)
         findings += doubtful
@@ -123,7 +126,8 @@ def check_data(source: Dataset, recipe: Recipe, path: Path, twin: str) -> int:
     print_table(console(), rows | dict(_summary(source, scanned, findings)) | {"findings": f"{len(findings):,}, in {path}"})
     return int(
         any(
-            each.kind in ("unreadable", "different targets") or (each.kind == "same image" and each.set != each.other_set)
+            each.kind in ("unreadable", "different targets", "same group")
+            or (each.kind == "same image" and each.set != each.other_set)
             for each in findings
         )
     )
@@ -193,12 +197,18 @@ def _pairs(one: _Scanned, other: _Scanned, source: Dataset) -> Iterator[Finding]
         names = one.name, one.examples.names[row], other.name, other.examples.names[match]
         targets = [scanned.examples.targets[i] for scanned, i in ((one, row), (other, match))]
         shown = "" if np.array_equal(*targets) else " and ".join(_target(target, source) for target in targets)
-        if not is_same:
-            yield Finding("similar image", *names, detail=f"correlation {correlation:.3f}{f', {shown}' * bool(shown)}")
-            continue
-        yield Finding("same image", *names)
+        if is_same:
+            yield Finding("same image", *names)
+        else:
+            yield Finding("similar image", *names, detail=f"correlation {correlation:.3f}")
         if shown:
-            yield Finding("different targets", *names, detail=shown)
+            yield Finding("different targets" if is_same else "similar with different targets", *names, detail=shown)
+
+
+def _same_groups(one: _Scanned, other: _Scanned) -> Iterator[Finding]:
+    """Yield an image of each of two sets, for each group that is in both."""
+    for row, match in shared_groups(one.examples, other.examples):
+        yield Finding("same group", one.name, one.examples.names[row], other.name, other.examples.names[match])
 
 
 def _similar(one: _Scanned, other: _Scanned) -> Iterator[tuple[int, int, float]]:
@@ -306,8 +316,8 @@ def _summary(source: Dataset, sets: Sequence[_Scanned], findings: Sequence[Findi
         ("unreadable", "unreadable", False, "images that cannot be read"),
         ("long", "long", False, f"images with a side more than {LONG_RATIO} times the other, of which a crop shows little"),
         ("small", "small", False, f"images with a side below {SMALL_SIDE} pixels"),
-        ("twice", "same image", False, "training images with the pixels of an earlier one"),
-        ("similar", "similar image", False, "training images that are similar to an earlier one"),
+        ("twice", "same image", False, "images with the pixels of an earlier one of their set"),
+        ("similar", "similar image", False, "images that are similar to an earlier one of their set"),
         (
             "in both sets",
             "same image",
@@ -315,7 +325,9 @@ def _summary(source: Dataset, sets: Sequence[_Scanned], findings: Sequence[Findi
             "held-out or test images with the pixels of an image of another set, which make scores too good",
         ),
         ("similar in both", "similar image", True, "held-out or test images that are similar to an image of another set"),
+        ("groups in both", "same group", True, "groups with images in two sets, which make scores too good"),
         ("targets differ", "different targets", None, "pairs of the same image with different targets"),
+        ("similar differ", "similar with different targets", None, "pairs of similar images with different targets"),
         ("doubtful", "doubtful class", None, "images that the classifier gives another class"),
     ):
         found = [
@@ -326,15 +338,19 @@ def _summary(source: Dataset, sets: Sequence[_Scanned], findings: Sequence[Findi
         if found:
             pairs = [f"{each.image}{f' and {each.other}' * bool(each.other)}" for each in found[:MAX_NAMED]]
             yield name, f"{text}: {len(found):,} ({', '.join(pairs)}{', ...' * (len(found) > MAX_NAMED)})"
-    if len(sets[0].examples) > MAX_COMPARED:
-        yield "not compared", f"training images with each other, except for equal pixels: more than {MAX_COMPARED:,}"
+    if large := [scanned.name for scanned in sets if len(scanned.examples) > MAX_COMPARED]:
+        which = " and ".join(large)
+        yield "not compared", f"{which} images with each other, except for equal pixels: more than {MAX_COMPARED:,}"
 
 
 def _of_classes(source: Dataset) -> Iterator[tuple[str, str]]:
     counts, held_out = (
         np.bincount(examples.targets, minlength=len(source.classes)) for examples in (source.train, source.held_out)
     )
-    yield "classes", f"{len(counts):,}, with {counts.min():,} to {counts.max():,} training images"
+    yield (
+        "classes",
+        f"{len(counts):,}, with {counts.min():,} to {counts.max():,} training images: {first_names(source.classes)}",
+    )
     for name, chosen, text in (
         ("few images", np.flatnonzero(counts < FEW_IMAGES), f"classes with fewer than {FEW_IMAGES} training images"),
         ("not held out", np.flatnonzero(held_out == 0), "classes without held-out images"),

@@ -52,7 +52,7 @@ def check(photos: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tu
 def test_a_sound_data_set_has_no_findings(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, printed, rows = check(photos, capsys)
     assert status == 0 and rows == []
-    assert "24 training images, 6 held out" in printed and "2, with 12 to 12 training images" in printed
+    assert "24 training images, 6 held out" in printed and "2, with 12 to 12 training images: cat, dog" in printed
     assert "48x48 to 48x48 pixels, median 48x48 (height x width)" in printed and "findings  0, in" in printed
 
 
@@ -74,6 +74,39 @@ def test_the_same_image_with_two_classes_is_found(photos: Path, capsys: pytest.C
     status, printed, rows = check(photos, capsys)
     assert status == 1 and [row["kind"] for row in rows] == ["same image", "different targets"]
     assert rows[1]["detail"] == "dog and cat" and "pairs of the same image with different targets: 1 (" in printed
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_the_same_image_with_two_classes_is_found_in_every_set(
+    split: str, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("cat", 501), ("dog", 502)):
+        (photos / split / name).mkdir(parents=True, exist_ok=True)
+        photograph(seed).save(photos / split / name / "a.png")
+    Image.open(photos / split / "cat/a.png").save(photos / split / "dog/copy.png")
+    status, printed, rows = check(photos, capsys)
+    assert status == 1 and [row["kind"] for row in rows] == ["same image", "different targets"]
+    assert "images with the pixels of an earlier one of their set: 1 (" in printed
+
+
+def test_a_similar_image_with_another_class_is_named_as_such(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.open(photos / "train/cat/03.png").resize((24, 24)).save(photos / "train/dog/again.png")
+    status, printed, rows = check(photos, capsys)
+    similar = [row for row in rows if row["kind"].startswith("similar")]
+    assert [(row["kind"], row["detail"]) for row in similar][1] == ("similar with different targets", "dog and cat")
+    assert status == 0 and "pairs of similar images with different targets: 1 (" in printed
+
+
+def test_a_patient_in_two_sets_is_found(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    patients = {"train/cat/00": "p0", "train/dog/00": "p1", "val/cat/00": "p0", "val/dog/00": "p2"}
+    rows = [f"{name}.png,{Path(name).parent.name},{Path(name).parts[0]},{who}" for name, who in patients.items()]
+    (photos / "t.csv").write_text("\n".join(["image,class,split,patient_id", *rows]))
+    table = photos / "findings.csv"
+    assert main("train.torch", lambda request: 7, ["--data", f"csv:{photos / 't.csv'}", "--check-data", str(table)]) == 1
+    assert "groups with images in two sets, which make scores too good: 1 (" in capsys.readouterr().out
+    [row] = csv.DictReader(table.read_text().splitlines())
+    assert (row["kind"], row["set"], row["other_set"]) == ("same group", "held out", "training")
+    assert row["image"] == str(photos / "val/cat/00.png") and row["other"] == str(photos / "train/cat/00.png")
 
 
 @pytest.mark.parametrize("change", ["jpeg", "half", "grey"])
@@ -123,7 +156,7 @@ def test_an_image_is_compared_with_all_earlier_ones_across_chunks(
     photograph(3).resize((SIDE * 2, SIDE * 2)).save(photos / "train/dog/zz.png")
     whole = check(photos, capsys)[2]
     monkeypatch.setattr(data_check, "CHUNK", 5)
-    assert check(photos, capsys)[2] == whole and len(whole) == 1
+    assert check(photos, capsys)[2] == whole and len(whole) == 2  # their classes differ too
     assert (Path(whole[0]["image"]).name, Path(whole[0]["other"]).name) == ("zz.png", "03.png")
     monkeypatch.setattr(data_check, "MAX_COMPARED", 10)
     _, printed, rows = check(photos, capsys)

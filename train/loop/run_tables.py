@@ -1,6 +1,7 @@
 """The tables that are printed when a run starts and ends, and the lines in them about what was assumed."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,8 @@ from train.loop.schedule import Schedule
 from train.recipes import IMAGENET, RECIPES, DataInfo, Recipe, Task, flatten_fields
 from vit_spec import ViTConfig
 from vit_spec.printable import printable
+
+_MAX_NAMES = 5  # of classes in a row
 
 
 def run_title(name: str, recipe: Recipe, config: ViTConfig) -> str:
@@ -50,7 +53,7 @@ def start_table(
         "recipe": f"{name}, seed {recipe.seed}",
         "model": f"{model}, {config.depth} blocks of width {config.width}, {config.num_heads} heads",
         "parameters": f"{vit_spec.count(config):,}",
-        "data": f"{recipe.data}: {counts}",
+        "data": f"{recipe.data}: {counts}: {first_names(source.classes)}",
         "images": f"{height}x{width}, {channels}, in {rows}x{columns} patches of {ph}x{pw}",
         "mesh": hardware,
         "steps": f"{schedule.total:,} of {recipe.batch_size} images, {schedule.epochs:g} epochs",
@@ -107,6 +110,11 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     rows["compare the twins"] = f"python -m parity check {folder}"
     rows["load"] = f'vit_torch.load("{run.path}"), vit_jax.load("{run.path}")'
     return rows
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Return the first of the names of the classes, for a row of a table."""
+    return ", ".join(names[:_MAX_NAMES]) + ", ..." * (len(names) > _MAX_NAMES)
 
 
 def print_table(console: Console, rows: dict[str, str]) -> None:

@@ -429,6 +429,57 @@ def test_a_class_may_have_the_name_of_a_split(photos: Path, name: str) -> None:
     assert open_dataset(f"folder:{photos}", 0.25).classes == tuple(sorted(("ant", "bee", name)))
 
 
+@pytest.mark.parametrize(
+    "names", [("seg_train", "seg_test", "seg_pred"), ("training_set", "test_set"), ("train1", "Test1"), ("train-x", "test")]
+)
+def test_folders_that_look_like_splits_are_not_taken_for_classes(photos: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        shutil.copytree(photos / "ant", photos / "set" / name)
+    message = error_message(f"folder:{photos / 'set'}")
+    assert "has folders that look like splits and not like classes, " in message
+    assert message.endswith("name them train, val or test, with the folders of the classes directly inside")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("bullet_train", "test_tube", "cat"), ("train_horn", "train_bell"), ("train", "no_train"), ("valid", "exam")],
+)
+def test_words_of_splits_in_the_names_of_classes_are_no_splits(photos: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        shutil.copytree(photos / "ant", photos / "set" / name)
+    assert open_dataset(f"folder:{photos / 'set'}", 0.25).classes == tuple(sorted(names))
+
+
+def test_splits_inside_classes_are_refused_with_where_to_put_them(photos: Path) -> None:
+    for name in ("ant", "bee"):
+        for split in ("Train", "test"):
+            shutil.copytree(photos / name, photos / "set" / name / split)
+    message, root = error_message(f"folder:{photos / 'set'}"), photos / "set"
+    assert f"{root / 'ant'} is a class that has the splits Train and test inside: put the images into " in message
+    assert f"into {root / 'Train' / 'ant'} and {root / 'test' / 'ant'}" in message
+
+
+def test_a_class_may_contain_a_folder_with_the_name_of_a_split(photos: Path) -> None:
+    for name in ("train", "bus"):
+        shutil.copytree(photos / "ant", photos / "bee" / name)
+    assert len(open_dataset(f"folder:{photos}", 0.25).train) == 15
+
+
+@pytest.mark.parametrize("inside", ["dataset", "dataset/train"])
+def test_a_single_folder_around_the_classes_is_named(photos: Path, inside: str) -> None:
+    spec = copy_into_splits(photos, **{inside: "ant bee"})
+    message = error_message(spec)
+    assert f"{photos / 'set'} has one class folder, dataset, with folders of images inside" in message
+    assert message.endswith(f"if these are the classes or splits, give folder:{photos / 'set' / 'dataset'}")
+    assert len(open_dataset(f"{spec}/dataset", 0.25).train) == 6
+
+
+def test_a_single_folder_around_the_classes_of_a_split_is_named(photos: Path) -> None:
+    spec = copy_into_splits(photos, **{"train/seg_train": "ant bee", "val/seg_val": "ant bee"})
+    train = photos / "set" / "train"
+    assert error_message(spec).endswith(f"move the folders of {train / 'seg_train'} into {train}")
+
+
 def test_splits_without_class_folders_are_not_taken_for_classes(photos: Path) -> None:
     (photos / "ant").rename(photos / "train")
     (photos / "bee").rename(photos / "test")
@@ -564,6 +615,14 @@ def test_more_than_eight_bits_of_colour_are_refused() -> None:
         decode(png, "x")
 
 
+def test_a_bmp_of_sixteen_bits_a_pixel_is_read() -> None:
+    pixels = np.array([[0xF800, 0x07E0, 0x001F, 0xFFFF]], "<u2")  # red, green, blue and white, of 5, 6 and 5 bits
+    info = struct.pack("<IiiHHIIiiII3I", 40, 4, 1, 1, 16, 3, 8, 0, 0, 0, 0, 0xF800, 0x07E0, 0x001F)
+    bmp = b"BM" + struct.pack("<IHHI", 14 + len(info) + 8, 0, 0, 14 + len(info)) + info + pixels.tobytes()
+    shown = np.asarray(decode(bmp, "x"))
+    assert shown.tolist() == [[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]]
+
+
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # tests turn warnings into errors
 @pytest.mark.parametrize("limit", [100, 10], ids=["warned of by Pillow", "refused by Pillow"])
 def test_an_image_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
@@ -592,6 +651,23 @@ def test_the_x_rays_of_medmnist_are_3882_training_and_524_validation_images() ->
 def test_several_columns_of_labels_are_labels(tmp_path: Path) -> None:
     source = open_dataset(write_npz(tmp_path, SPLIT_SIZES, lambda n: np.arange(2 * n).reshape(n, 2) % 2))
     assert (source.task, source.classes) == ("labels", ("0", "1")) and source.train.targets.dtype == np.float32
+
+
+@pytest.mark.parametrize(("rows", "is_one_hot"), [(np.eye(3), True), (np.tri(3), False), (np.eye(4)[:, :3], False)])
+def test_a_note_says_that_columns_are_labels_and_asks_whether_one_hot_ones_are_classes(
+    tmp_path: Path, rows: np.ndarray, is_one_hot: bool
+) -> None:
+    source = open_dataset(write_npz(tmp_path, {"train": 24}, lambda n: rows[np.arange(n) % len(rows)].astype(np.uint8)))
+    hint = ", and a single 1 in every row; give class numbers, (N,), if each image has one class" * is_one_hot
+    assert source.task == "labels" and f"train_labels has 3 columns: labels of 0 and 1{hint}" in source.notes
+
+
+def test_arrays_of_a_second_layout_are_left_out_with_a_note(tmp_path: Path) -> None:
+    images, labels = np.zeros((9, 4, 4), np.uint8), np.arange(9) % 3
+    arrays = {"train_images": images, "train_labels": labels, "x_train": images[:3], "y_train": labels[:3], "more": labels}
+    np.savez(tmp_path / "x.npz", **arrays)
+    source = open_dataset(f"npz:{tmp_path / 'x.npz'}")
+    assert "arrays left out: x_train, y_train, beside train_images, train_labels" in source.notes
 
 
 @pytest.mark.parametrize("columns", [(0, 2), (2, 0), (3, 2)])

@@ -1,8 +1,11 @@
 """Data sources with many images per file, or a table: Parquet, the hub, WebDataset shards, csv."""
 
+import bz2
 import csv
+import gzip
 import io
 import json
+import lzma
 import socket
 import tarfile
 import time
@@ -34,13 +37,20 @@ def shows_image(image: Image.Image, png: bytes) -> bool:
 # Parquet --------------------------------------------------------------------------------------------------------------
 
 
-def write_parquet(path: Path, images: Sequence[Any] = PNGS, **columns: Any) -> str:
+def write_parquet(
+    path: Path, images: Sequence[Any] = PNGS, metadata: Mapping[str, str] | None = None, **columns: Any
+) -> str:
     """Write a Parquet file as on the hub; return the value of --data for its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = pa.array([{"bytes": image, "path": f"cat_{i}.png"} for i, image in enumerate(images)])
     columns = columns or {"label": np.arange(len(images)) % 3}
-    pq.write_table(pa.table({"image": rows, **columns}), path, row_group_size=5)
+    pq.write_table(pa.table({"image": rows, **columns}).replace_schema_metadata(metadata), path, row_group_size=5)
     return f"parquet:{path.parent}"
+
+
+def class_names(*names: str) -> dict[str, str]:
+    """Return the metadata with which Hugging Face's datasets library states the names of the classes."""
+    return {"huggingface": json.dumps({"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}})}
 
 
 @requires_data("cifar10")
@@ -79,12 +89,45 @@ def test_an_image_is_named_by_file_row_and_path(tmp_path: Path) -> None:
 
 
 def test_classes_have_the_names_in_the_hubs_metadata(tmp_path: Path) -> None:
-    feature = {"names": ["ant", "bee", "cat"], "_type": "ClassLabel"}
     table = pa.table({"image": pa.array(PNGS), "label": np.arange(12) % 3})  # bytes, not a struct
-    meta = {"huggingface": json.dumps({"info": {"features": {"label": feature}}})}
-    pq.write_table(table.replace_schema_metadata(meta), tmp_path / "a.parquet")
+    pq.write_table(table.replace_schema_metadata(class_names("ant", "bee", "cat")), tmp_path / "a.parquet")
     source = open_dataset(f"parquet:{tmp_path}", 0.25)
     assert source.classes == ("ant", "bee", "cat") and source.train.names[0] == "a.parquet row 0"
+
+
+@pytest.mark.parametrize("first, other", [("train-0", "test-0"), ("train-0", "train-1"), ("train-1", "train-2")])
+def test_files_with_different_names_for_a_class_number_are_refused(tmp_path: Path, first: str, other: str) -> None:
+    write_parquet(tmp_path / "train-0.parquet")
+    write_parquet(tmp_path / f"{first}.parquet", metadata=class_names("ant", "bee", "cat"))
+    write_parquet(tmp_path / f"{other}.parquet", label=np.arange(12) % 2, metadata=class_names("bee", "cat"))
+    assert error_message(f"parquet:{tmp_path}") == (
+        f"{tmp_path / other}.parquet has the name 'bee' for class 0, and {tmp_path / first}.parquet has 'ant': "
+        "write both with the same list of names, or with names instead of numbers as labels"
+    )
+
+
+def test_files_that_state_fewer_or_no_names_of_the_same_classes_are_read(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train-0.parquet", metadata=class_names("ant", "bee", "cat"))
+    write_parquet(tmp_path / "train-1.parquet")
+    source = open_dataset(write_parquet(tmp_path / "val-0.parquet", PNGS[:2], metadata=class_names("ant", "bee")))
+    assert source.classes == ("ant", "bee", "cat") and len(source.train) == 24
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_an_encoding_that_is_not_read_is_refused_with_a_remedy(tmp_path: Path, encoding: str) -> None:
+    table = pa.table({"image": pa.array(PNGS), "label": np.arange(12) % 3})
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding={"image": encoding})
+    assert error_message(f"parquet:{tmp_path}") == (
+        f"{tmp_path / 'a.parquet'} has image in the encoding {encoding}, which is not read: "
+        "write it with PLAIN or dictionary encoding"
+    )
+
+
+@pytest.mark.parametrize("names", [("image", "label", "label"), ("image", "image", "label")])
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    columns = {"image": pa.array(PNGS), "label": pa.array(np.arange(12) % 3)}
+    pq.write_table(pa.Table.from_arrays([columns[name] for name in names], names=names), tmp_path / "a.parquet")
+    assert f"has two columns of one name: its columns are {', '.join(names)}" in error_message(f"parquet:{tmp_path}")
 
 
 LARGE = [RNG.bytes(int(size)) for size in RNG.integers(1, 200_000, 12)]  # incompressible
@@ -163,6 +206,14 @@ def test_a_missing_column_is_refused_with_the_existing_ones(tmp_path: Path) -> N
     assert "has no column 'lbl' of integers or text: its columns are image, label; did you mean 'label'?" in error_message(
         f"{spec}?label=lbl"
     )
+
+
+def test_a_number_above_those_of_int64_is_refused_as_it_is(tmp_path: Path) -> None:
+    labels = 2**63 + np.arange(12, dtype=np.uint64)
+    message = "has the class number 9,223,372,036,854,775,819: expected class numbers from 0, below 100,000"
+    assert message in error_message(write_parquet(tmp_path / "a.parquet", label=labels))
+    np.savez(tmp_path / "a.npz", x_train=np.zeros((12, 5, 5), np.uint8), y_train=labels)
+    assert message in error_message(f"npz:{tmp_path / 'a.npz'}")
 
 
 def test_a_number_too_high_for_a_class_is_refused(tmp_path: Path) -> None:
@@ -491,15 +542,37 @@ def test_braces_expand_as_in_a_shell() -> None:
     [
         ({"0.png": PNGS[0]}, "has 0.png without 0.cls or 0.json beside it"),
         ({"0.png": PNGS[0], "0.cls": b"cat"}, "has 0.cls with no class number in it"),
+        ({"0.png": PNGS[0], "0.cls": b"1_0"}, "has 0.cls with no class number in it"),
+        ({"0.png": PNGS[0], "0.json": b'{"label": "1_0"}'}, "has 0.json with no class number in it"),
+        (
+            {"0.png": PNGS[0], "0.json": b'{"label": 2}', "0.cls": b"1"},
+            "has the class 1 in 0.cls and the class 2 in 0.json: each image needs one class; leave one of these files out",
+        ),
         ({"0.png": PNGS[0], "0.cls": b"9" * 23}, "has the class number 99,999,999,999,999,999,999,999 in 0.cls: expected"),
         ({"0.png": PNGS[0], "0.json": b'{"label": Infinity}'}, "has 0.json with no class number in it"),
         ({"0.png": PNGS[0], "0.json": b'{"label": 1.7}'}, "has 0.json with no class number in it"),
         ({"0.v1.png": PNGS[0]}, "has no images, but 0.v1.png: expected KEY.jpg and KEY.cls, no dot in KEY"),
     ],
-    ids=["no class", "text", "large", "infinite", "halves", "no image"],
+    ids=["no class", "text", "underscore", "json underscore", "two classes", "large", "infinite", "halves", "no image"],
 )
 def test_samples_without_an_image_or_a_class_are_refused(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
     assert message in error_message(f"tar:{write_shard(tmp_path / 'a.tar', members)}")
+
+
+@pytest.mark.parametrize("module", [gzip, bz2, lzma])
+def test_a_compressed_shard_without_the_suffix_of_one_is_refused(tmp_path: Path, module: Any) -> None:
+    shard = write_shard(tmp_path / "a.tar", make_samples())
+    shard.write_bytes(module.compress(shard.read_bytes()))
+    message = f"{shard} is compressed and cannot be read at an offset: decompress it to a .tar first"
+    assert error_message(f"tar:{shard}") == message
+
+
+def test_a_json_file_without_another_class_may_stand_beside_a_class(tmp_path: Path) -> None:
+    beside = (b'{"caption": "a cat"}', b'{"label": "cat"}', b'{"cls": 2}')
+    parts = {"png": PNGS, "cls": (b"0", b"1", b"2"), "json": beside}
+    members = {f"{i}.{part}": values[i % 3] for i in range(6) for part, values in parts.items()}
+    source = open_dataset(f"tar:{write_shard(tmp_path / 'a.tar', members)}", 0.5)
+    assert source.train.targets.tolist() == [i % 3 for i in map(int, (name[6] for name in source.train.names))]
 
 
 @pytest.mark.parametrize("names", [("0.png", "0.png"), ("0.png", "0.jpg"), ("0.PNG", "0.cls", "0.png")])
@@ -618,7 +691,15 @@ def test_the_table_of_nih_gives_findings_and_keeps_patients_together(tmp_path: P
     assert (source.task, source.classes) == ("labels", ("Hernia", "Mass"))
     assert np.concatenate([source.train.targets, source.held_out.targets]).sum(0).tolist() == [3, 6]
     patients = [{int(Path(name).stem) // 2 for name in part.names} for part in (source.train, source.held_out)]
-    assert not patients[0] & patients[1] and "images of one 'Patient ID' stay together" in source.notes
+    assert not patients[0] & patients[1] and "images of one 'Patient ID' are a group" in source.notes
+    assert "groups kept together" in source.notes[-2]
+
+
+def test_spaces_around_the_bar_and_the_case_of_no_finding_make_no_labels(tmp_path: Path) -> None:
+    findings = ["Mass | Hernia", "No finding", "Mass| Hernia |", "NO FINDING | Hernia"] * 3
+    source = open_dataset(write_table(tmp_path, {"Finding Labels": findings}), 0.5)
+    assert source.classes == ("Hernia", "Mass")
+    assert np.concatenate([source.train.targets, source.held_out.targets]).sum(0).tolist() == [9, 6]
 
 
 def test_nihs_lists_beside_the_table_give_the_split(tmp_path: Path) -> None:
@@ -663,6 +744,25 @@ def test_the_columns_decide_the_task(tmp_path: Path, name: str) -> None:
     columns, kind, classes = TARGET_COLUMNS[name]
     source = open_dataset(write_table(tmp_path, columns), 0.25)
     assert (source.task, source.classes) == (kind, classes)
+
+
+@pytest.mark.parametrize("form", ["column", "lists"])
+def test_patients_in_both_given_splits_are_counted_with_an_example(tmp_path: Path, form: str) -> None:
+    split = ["train"] * 7 + ["test"] * 5  # images 6 and 7 are of one patient
+    columns = NIH_COLUMNS | ({"split": split} if form == "column" else {})
+    spec = write_table(tmp_path, columns, "Image Index")
+    for name, word in (("train_val", "train"), ("test", "test")):
+        (tmp_path / f"{name}_list.txt").write_text("".join(f"{i:02d}.png\n" for i in range(12) if split[i] == word))
+    shared = "groups with images in both train and test, which make results too good: 1, such as that of "
+    [note] = [note for note in open_dataset(spec).notes if note.startswith(shared)]
+    folder = tmp_path / "images_001"
+    assert note == f"{shared}{folder / '06.png'} and {folder / '07.png'}; --held-out 0.1 keeps groups together"
+    assert not any(note.startswith(shared) for note in open_dataset(spec, 0.5).notes)
+
+
+def test_patients_in_one_given_split_each_give_no_note(tmp_path: Path) -> None:
+    spec = write_table(tmp_path, NIH_COLUMNS | {"split": ["train"] * 8 + ["test"] * 4}, "Image Index")
+    assert not any("groups with images" in note for note in open_dataset(spec).notes)
 
 
 def test_the_requested_columns_are_the_targets(tmp_path: Path) -> None:

@@ -498,7 +498,9 @@ def test_warnings_are_in_the_start_up_table(tmp_path: Path, capsys: pytest.Captu
     source = replace(open_dataset("digits"), split="test")
     recipe = replace(SHORT_RECIPE, run=str(tmp_path / "run"))
     assert train(Request("tiny", recipe, source, ""), JaxEngine) == 0
-    assert re.search(r"^warning +the best weights are selected on the test split", capsys.readouterr().out, re.MULTILINE)
+    printed = capsys.readouterr().out
+    assert re.search(r"^warning +the best weights are selected on the test split", printed, re.MULTILINE)
+    assert "1,438 images, 359 held out, 10 classes: 0, 1, 2, 3, 4, ...\n" in printed
 
 
 def test_two_runs_started_in_the_same_second_have_different_folders(

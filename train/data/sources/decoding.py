@@ -25,6 +25,7 @@ _SOI, _SOS, _EOI = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"  # JPEG markers: start 
 _APP1, _EXIF_HEADER = b"\xff\xe1", b"Exif\0\0"
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _OFFSET_TAGS = (273, 324)  # TIFF tags: StripOffsets, TileOffsets
+_BMP_565 = "BGR;16"  # Pillow's name of 16 bits a pixel; in other names ";16" means 16 bits a channel
 _GREY_MODES = ("1", "L", "LA", "La")
 
 # Pillow warns about each damaged tag of an image: up to 80,000 lines for a small file.  `decode` raises an error for damage
@@ -153,7 +154,7 @@ def _high_bit_depth(image: Image.Image) -> str:
     if image.mode[0] in "IF":
         return image.mode
     stored = [part for tile in getattr(image, "tile", ()) for part in (tile[3] if isinstance(tile[3], tuple) else tile[3:])]
-    return next((part for part in stored if isinstance(part, str) and ";16" in part), "")
+    return next((part for part in stored if isinstance(part, str) and ";16" in part and part != _BMP_565), "")
 
 
 def _to_grey_or_rgb(image: Image.Image) -> Image.Image:

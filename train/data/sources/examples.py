@@ -25,7 +25,7 @@ A complete source, as a guide: pets:PATH reads the photographs PATH/cat-1.jpg, P
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, overload
@@ -58,6 +58,8 @@ class Examples:
     files: (name, path) of each file that the images come from.  The name does not change when the data set is moved or
         copied.
     rows: (N,) int64, the indices of the examples among the images in these files; None: all, in order.
+    groups: (N,) int64, the same numbers in all splits: images of one group, such as a patient's, stay on one side where a
+        share is held out.  None: the data has no groups.
     """
 
     read: Callable[[int], Image.Image]
@@ -66,6 +68,7 @@ class Examples:
     notes: tuple[str, ...] = ()
     files: NamedFiles = ()
     rows: NDArray[np.int64] | None = None
+    groups: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -75,9 +78,9 @@ class Examples:
         chosen = np.asarray(rows, np.int64)
         names = LazyNames(partial(_get_row, self.names.__getitem__, chosen), len(chosen))
         original_rows = chosen if self.rows is None else self.rows[chosen]
-        return Examples(
-            partial(_get_row, self.read, chosen), self.targets[chosen], names, files=self.files, rows=original_rows
-        )
+        groups = None if self.groups is None else self.groups[chosen]
+        read = partial(_get_row, self.read, chosen)
+        return Examples(read, self.targets[chosen], names, files=self.files, rows=original_rows, groups=groups)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,6 @@ class DatasetSplits:
     task: the kind of targets.
     classes: the names of the classes, labels or values.
     size: (height, width) of the images, if all are alike and it is known without decoding any; else None.
-    groups: by split, (N,) int64: images of one group number, such as a patient's, stay on one side of a split.
     notes: defaults and assumptions that the user should know of, a sentence each.
     """
 
@@ -99,7 +101,6 @@ class DatasetSplits:
     task: Task
     classes: tuple[str, ...]
     size: tuple[int, int] | None = None
-    groups: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -171,6 +172,14 @@ def name_files(paths: Iterable[str | Path], part: str = "") -> NamedFiles:
         return [(part, path) for path in several]
     root = os.path.commonpath(several)
     return [(f"{os.path.relpath(path, root)}{f' {part}' if part else ''}", path) for path in several]
+
+
+def shared_groups(one: Examples, other: Examples) -> list[tuple[int, int]]:
+    """Return the index of an image of each of two sets of examples, for each group that is in both."""
+    if one.groups is None or other.groups is None:
+        return []
+    _, rows, other_rows = np.intersect1d(one.groups, other.groups, return_indices=True)
+    return list(zip(rows.tolist(), other_rows.tolist(), strict=True))
 
 
 class LazyNames(Sequence[str]):

@@ -5,7 +5,8 @@ names.  Image files (`decoding.SUFFIXES`) are found at any depth and through lin
 files.  Names that begin with a dot are ignored.
 
 A split is a folder named train, val, valid, validation, dev, test, training or testing, in any case.  Such a folder is a
-class instead if it contains images and no folders of images, and the folders beside it do too.
+class instead if it contains images and no folders of images, and the folders beside it do too.  Classes that can only be
+splits under other names (seg_train and seg_test), and classes that contain splits, are refused.
 """
 
 import os
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from train.data.sources.decoding import SUFFIXES
 from train.data.sources.examples import UNSPLIT, DatasetSplits, Examples, ImageFiles, make_examples
 from train.data.sources.files import walk_files
-from train.data.sources.splitting import SPLIT_NAMES, canonical_split
+from train.data.sources.splitting import SPLIT_NAMES, canonical_split, split_words
 from vit_spec import InputError, nearest
 
 _OR_A_SHARE = "or hold out a share of the training images, --held-out 0.2"
@@ -37,6 +38,8 @@ def open_splits(place: str) -> DatasetSplits:
     splits = _split_folders(path, _subfolders(path)) or {UNSPLIT: path}
     base = "train" if "train" in splits else next(iter(splits))
     first, classes = _load_class_folders(splits[base])
+    if len(classes) == 1:
+        _refuse_wrapping_folder(splits[base], classes[0], is_split=base != UNSPLIT)
 
     def load_other(split: str) -> Callable[[], Examples]:
         return lambda: _load_other_split(splits[split], splits[base], classes)
@@ -50,6 +53,7 @@ def _split_folders(path: Path, folders: Sequence[str]) -> dict[str, Path]:
     others = [name for name in folders if not canonical_split(name)]
     certain = [name for name in named if any(_has_images(path / name / inside) for inside in _subfolders(path / name))]
     if not certain and (others or len(named) < 2):
+        _refuse_split_words(path, folders)
         return {}
     if stray := next((name for name in others if _has_images(path / name)), None):
         raise InputError(
@@ -62,6 +66,44 @@ def _split_folders(path: Path, folders: Sequence[str]) -> dict[str, Path]:
             raise InputError(f"{path} has two folders for {split}, {splits[split].name} and {name}: move one of them out")
         splits[split] = path / name
     return splits
+
+
+def _refuse_split_words(path: Path, folders: Sequence[str]) -> None:
+    """Refuse folders that look like splits under names of another form, such as seg_train, seg_test and seg_pred.
+
+    They do if their names have words for the training split and for another one, and each other name shares a word with
+    these: a class called bullet_train or test_tube is beside classes of unrelated names.
+    """
+    words = {name: {*split_words(name)} for name in folders}
+    splits = {name: split for name in folders for word in words[name] if (split := canonical_split(word))}
+    shared = {word for name in splits for word in words[name]}
+    if "train" in splits.values() and len({*splits.values()}) > 1 and all(shared & words[name] for name in folders):
+        raise InputError(
+            f"{path} has folders that look like splits and not like classes, {' and '.join(list(splits)[:2])}: "
+            "name them train, val or test, with the folders of the classes directly inside"
+        )
+
+
+def _refuse_wrapping_folder(path: Path, name: str, *, is_split: bool) -> None:
+    """Refuse a single class folder that contains folders of images: these are the classes or the splits."""
+    if inside := next((inside for inside in _subfolders(path / name) if _has_images(path / name / inside)), None):
+        remedy = f"move the folders of {path / name} into {path}" if is_split else f"give folder:{path / name}"
+        raise InputError(
+            f"{path} has one class folder, {name}, with folders of images inside, such as {inside}: "
+            f"if these are the classes or splits, {remedy}"
+        )
+
+
+def _refuse_splits_inside(folder: Path) -> None:
+    """Refuse a class folder that contains splits, whose test images would be trained on."""
+    splits = {split: name for name in _subfolders(folder) if (split := canonical_split(name))}
+    if "train" in splits and len(splits) > 1:
+        other = next(name for split, name in splits.items() if split != "train")
+        raise InputError(
+            f"{folder} is a class that has the splits {splits['train']} and {other} inside: put the images into "
+            f"{folder.parent / splits['train'] / folder.name} and {folder.parent / other / folder.name}; "
+            "or rename these folders, if their images are to be mixed"
+        )
 
 
 def _has_images(path: Path) -> bool:
@@ -90,6 +132,9 @@ def _load_class_folders(path: Path, alternative: str = "") -> tuple[Examples, tu
     folders = _subfolders(path)
     if not folders:
         raise InputError(f"{path} holds no class folders: put images into {path}/CLASS/{alternative}")
+    if len(folders) > 1:  # a single one may contain all splits, see `_refuse_wrapping_folder`
+        for folder in folders:
+            _refuse_splits_inside(path / folder)
     counts: list[int] = []
     others: list[str] = []
 

@@ -25,10 +25,11 @@ from parity.checkpoints.containers.inflate import DeflatedFile
 from train.data.sources.decoding import check_image_size, error_text
 from train.data.sources.examples import ArrayImages, DatasetSplits, Examples, ImageRows, Targets, make_examples, name_files
 from train.data.sources.files import FileRows, raise_if_inaccessible, refuse_holes
-from train.data.sources.splitting import numbered_classes
+from train.data.sources.splitting import numbered_classes, to_class_numbers
 from train.recipes import Task
 from vit_spec import InputError
 
+_SPLITS = ("train", "val", "test")
 _LAYOUTS = ("{}_images", "{}_labels"), ("x_{}", "y_{}")
 _MAX_BYTES, _MAX_RATIO = 1 << 28, 64  # limit of decompressed bytes: the first, plus the second times the compressed size
 _MAX_OBJECTS = 1 << 15  # 4,096 arrays in a file: `zip_directory` charges eight objects for each
@@ -69,7 +70,7 @@ def open_splits(place: str) -> DatasetSplits:
     refuse_holes(path)
     names = {name.removesuffix(".npy") for name in _read_members(path)}
     for images, labels in _LAYOUTS:
-        splits = [split for split in ("train", "val", "test") if {images.format(split), labels.format(split)} <= names]
+        splits = [split for split in _SPLITS if {images.format(split), labels.format(split)} <= names]
         if splits:
             break
     else:
@@ -88,10 +89,22 @@ def open_splits(place: str) -> DatasetSplits:
         return lambda: load(split)
 
     task: Task = "labels" if first.targets.ndim == 2 else "classes"
+    notes = [_describe_labels(first.targets, labels.format(splits[0]))] if task == "labels" else []
+    used = {array.format(split) for split in splits for array in (images, labels)}
+    known = {array.format(split) for layout in _LAYOUTS for array in layout for split in _SPLITS}
+    if others := sorted(known & names - used):
+        notes.append(f"arrays left out: {', '.join(others)}, beside {', '.join(sorted(used))}")
     classes = tuple(map(str, range(first.targets.shape[1]))) if task == "labels" else numbered_classes(first.targets, path)
     loaders = {splits[0]: lambda: first, **{split: load_later(split) for split in splits[1:]}}
     height, width = _open_array(path, images.format(splits[0])).shape[1:3]
-    return DatasetSplits(str(path), loaders, task, classes, (height, width))
+    return DatasetSplits(str(path), loaders, task, classes, (height, width), tuple(notes))
+
+
+def _describe_labels(targets: Targets, name: str) -> str:
+    """Return a note on targets (N, K), which may be meant as classes in one-hot encoding."""
+    is_one_hot = ((targets != 0).sum(1) == 1).all()
+    hint = ", and a single 1 in every row; give class numbers, (N,), if each image has one class" if is_one_hot else ""
+    return f"{name} has {targets.shape[1]} columns: labels of 0 and 1{hint}"
 
 
 def _load_split(path: Path, images: str, labels: str) -> Examples:
@@ -119,7 +132,7 @@ def _load_targets(path: Path, name: str) -> Targets:
         labels = np.asarray(npy.open_array(array.source, array.header))
     if labels.ndim == 2 and labels.shape[1] > 1:
         return labels.astype(np.float32)
-    return labels.reshape(-1).astype(np.int64)
+    return to_class_numbers(labels.reshape(-1), f"{path} {name}")
 
 
 def _load_images(path: Path, name: str) -> ImageRows:

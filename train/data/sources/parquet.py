@@ -3,8 +3,9 @@
 PATH is a Parquet file, a glob, or a folder of files at any depth, such as data/train-00000-of-00294.parquet.  The words
 train, val, validation or test in the names give the splits.  Column `image` is a struct of `bytes` (an image file) and
 `path`, or the bytes alone.  Column `label` holds class numbers; the names of the classes come from the schema's entry
-"huggingface", or are the numbers.  It may also hold text or booleans; then the classes are the sorted different values of
-the training images.  Options choose other columns: parquet:PATH?label=fine_label&image=img.
+"huggingface", or are the numbers.  Files that state another name for the same number are refused.  The column may also
+hold text or booleans; then the classes are the sorted different values of the training images.  Options choose other
+columns: parquet:PATH?label=fine_label&image=img.
 
 `parquet_chunks` reads single images in any order.  The labels of a split are read when it is opened.
 """
@@ -13,7 +14,7 @@ import glob
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +25,19 @@ from train.data.sources.examples import DatasetSplits, Examples, LazyName, LazyV
 from train.data.sources.files import raise_if_inaccessible, refuse_holes, walk_files
 from train.data.sources.parquet_chunks import ChunkValues, ColumnChunk, check_page_sizes
 from train.data.sources.shards import common_folder, group_by_split
-from train.data.sources.splitting import numbered_classes
+from train.data.sources.splitting import numbered_classes, to_class_numbers
 from vit_spec import InputError, bounded_json, nearest
 
 OPTIONS = ("label", "image")
 _MAX_METADATA_BYTES = 1 << 24  # of the schema's JSON
 _MAX_RATIO = 64  # of the text in a column of class names to the file's size
+
+
+class _StatedNames(NamedTuple):
+    """The names of the classes in the metadata of a file, () if it has none."""
+
+    file: Path
+    names: tuple[str, ...]
 
 
 def open_splits(place: str, label: str | None = None, image: str | None = None) -> DatasetSplits:
@@ -46,13 +54,14 @@ def open_splits(place: str, label: str | None = None, image: str | None = None) 
     schema = _read(shards[base][0], _read_schema)
     image_column, column = _image_column(schema, image, place), _label_column(schema, label, place)
     names = None if _is_integer(schema.field(column).type) else _unique_texts(shards[base], column)
+    stated = _stated_names(shards[base], column)
 
     def load_later(files: list[Path]) -> Callable[[], Examples]:
-        return lambda: _load_split(files, image_column, column, names)
+        return lambda: _load_split(files, image_column, column, names, stated)
 
     splits = {name: load_later(files) for name, files in shards.items()}
     first = splits[base]()
-    classes = names or _class_names(schema, column) or numbered_classes(first.targets, place)
+    classes = names or stated.names or numbered_classes(first.targets, place)
     notes = () if column in (label, "label") else (f"classes are the column {column!r}",)
     return DatasetSplits(place, splits | {base: lambda: first}, "classes", classes, notes=notes)
 
@@ -86,11 +95,12 @@ def _read(file: Path, read: Callable[..., Any], **options: Any) -> Any:
 
 
 def _read_schema(file: Path) -> Any:
-    """Return the schema of a file, whose names of columns are valid text."""
+    """Return the schema of a file, whose names of columns are valid text and differ."""
     import pyarrow.parquet as pq
 
     schema = pq.read_schema(file)
-    _ = schema.names  # decoded only here
+    if len(set(schema.names)) < len(schema.names):  # the names are decoded only here
+        raise InputError(f"{file} has two columns of one name: its columns are {', '.join(schema.names)}")
     return schema
 
 
@@ -171,6 +181,23 @@ def _class_names(schema: Any, label: str) -> tuple[str, ...]:
         return tuple(map(str, metadata["info"]["features"][label]["names"]))
     except (KeyError, TypeError, ValueError):
         return ()
+
+
+def _stated_names(files: Sequence[Path], label: str) -> _StatedNames:
+    """Return the first of the files that states names of its classes, or the first file and no names."""
+    found = ((file, _class_names(_read(file, _read_schema), label)) for file in files)
+    return _StatedNames(*next(((file, names) for file, names in found if names), (files[0], ())))
+
+
+def _refuse_other_names(file: Path, label: str, stated: _StatedNames) -> None:
+    """Refuse a file that states another name for a class: the same number means different classes there."""
+    others = _class_names(_read(file, _read_schema), label)
+    for number, (name, other) in enumerate(zip(stated.names, others, strict=False)):
+        if name != other:
+            raise InputError(
+                f"{file} has the name {other!r} for class {number}, and {stated.file} has {name!r}: "
+                "write both with the same list of names, or with names instead of numbers as labels"
+            )
 
 
 # Labels ---------------------------------------------------------------------------------------------------------------
@@ -276,16 +303,19 @@ def _load_targets(file: Path, label: str, names: tuple[str, ...] | None) -> NDAr
             other = column.filter(pc.is_null(indices))[0].as_py()
             raise InputError(f"{file} has the {label} {other!r}, which has no training images: add some, or remove it")
         column = indices
-    return np.asarray(column.to_numpy(), np.int64)
+    return to_class_numbers(column.to_numpy(), file)
 
 
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
-def _load_split(files: list[Path], image_column: str, label: str, names: tuple[str, ...] | None) -> Examples:
+def _load_split(
+    files: list[Path], image_column: str, label: str, names: tuple[str, ...] | None, stated: _StatedNames
+) -> Examples:
     """Return the examples of a split: the locations of its images, and its labels.
 
     names: the classes, if the labels are text.
+    stated: the names of the classes, if the labels are numbers.
     """
     import pyarrow.parquet as pq
 
@@ -295,8 +325,11 @@ def _load_split(files: list[Path], image_column: str, label: str, names: tuple[s
     counts = [0]
     for file in files:
         meta, row = _read(file, pq.read_metadata), 0
+        if names is None:
+            _refuse_other_names(file, label, stated)
         targets.append(_load_targets(file, label, names))
         place = _column_place(file, meta, image_column)
+        _refuse_delta_encodings(file, meta, place)
         for number in range(meta.num_row_groups):
             chunks.append(_locate_chunk(str(file), meta, number, place))
             groups.append((number, row))
@@ -304,6 +337,17 @@ def _load_split(files: list[Path], image_column: str, label: str, names: tuple[s
             counts.append(meta.row_group(number).num_rows)
     reader = _ParquetImages(chunks, np.array(groups, np.int64).reshape(-1, 2), np.cumsum(counts), image_column)
     return make_examples(reader, np.concatenate(targets))
+
+
+def _refuse_delta_encodings(file: Path, meta: Any, place: int) -> None:
+    """Refuse encodings of images in which a value is not in one range of bytes, such as DELTA_BYTE_ARRAY."""
+    for number in range(meta.num_row_groups):
+        column = meta.row_group(number).column(place)
+        if delta := next((encoding for encoding in column.encodings if encoding.startswith("DELTA_")), None):
+            raise InputError(
+                f"{file} has {column.path_in_schema} in the encoding {delta}, which is not read: "
+                "write it with PLAIN or dictionary encoding"
+            )
 
 
 def _locate_chunk(file: str, meta: Any, number: int, place: int) -> ColumnChunk:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train.data.sources.examples import UNSPLIT
-from train.data.sources.splitting import canonical_split
+from train.data.sources.splitting import canonical_split, split_words
 from vit_spec import InputError
 
 _SHARD_NUMBER = re.compile(r"(\d+)-of-(\d+)")
@@ -41,7 +41,7 @@ def common_folder(files: Sequence[Path]) -> Path:
 
 def _split_in_path(path: Path) -> str:
     for part in reversed(path.parts):
-        for word in re.split(r"[^a-z]+", part.lower()):
+        for word in split_words(part):
             if split := canonical_split(word):
                 return split
     return UNSPLIT

@@ -4,6 +4,7 @@ The choice depends on the targets alone and not on a run's seed, so all runs are
 """
 
 import contextlib
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from PIL import Image
 
 from train.data.order import rows_by_class
 from train.data.rng import SPLIT, generator
-from train.data.sources.examples import UNSPLIT, Dataset, DatasetSplits, Examples, Targets
+from train.data.sources.examples import UNSPLIT, Dataset, DatasetSplits, Examples, Targets, shared_groups
 from train.recipes import Task
 from vit_spec import InputError, nearest
 
@@ -37,6 +38,11 @@ def canonical_split(word: str) -> str:
     return name if name in SPLIT_NAMES else UNSPLIT
 
 
+def split_words(name: str) -> list[str]:
+    """Return the words of the name of a file or folder, in lower case: one of them may stand for a split."""
+    return re.findall(r"[a-z]+", name.lower())
+
+
 def choose_held_out(data: DatasetSplits, held_out: float | str | None) -> Dataset:
     """Choose the training and the held-out images; read the first image and check every target.
 
@@ -56,16 +62,23 @@ def choose_held_out(data: DatasetSplits, held_out: float | str | None) -> Datase
         notes.append(
             f"held out: the split {held_out_name} of the data, {len(evaluation):,} images; {len(train):,} in {train_name}"
         )
+        if shared := shared_groups(train, evaluation):
+            row, other = shared[0]
+            notes.append(
+                f"groups with images in both {train_name} and {held_out_name}, which make results too good: "
+                f"{len(shared):,}, such as that of {train.names[row]} and {evaluation.names[other]}; "
+                "--held-out 0.1 keeps groups together"
+            )
     else:
         share = held_out if isinstance(held_out, float) else DEFAULT_SHARE
-        rows = split_rows(train.targets, data.task, share, data.groups.get(train_name))
-        if data.task == "classes" and len(train) and not len(rows[1]) and train_name not in data.groups:
+        rows = split_rows(train.targets, data.task, share, train.groups)
+        if data.task == "classes" and len(train) and not len(rows[1]) and train.groups is None:
             raise InputError(
                 f"{data.place}: each of its {len(train)} classes has one image, and none can be held out: add images, or "
                 "choose other targets; numbers that are values stand in a column of another name than label"
             )
         train, evaluation = (train.take(part) for part in rows)
-        notes.append(_describe_held_out(data, train_name, len(train), len(evaluation), share))
+        notes.append(_describe_held_out(data, train_name, train, len(evaluation), share))
     for part, purpose in ((train, "train on"), (evaluation, "evaluate the model on")):
         if not len(part):
             raise InputError(f"{data.place} leaves no images to {purpose}: add images, or change --held-out")
@@ -89,19 +102,18 @@ def set_test_aside(data: DatasetSplits, share: float) -> DatasetSplits:
     train_name, _ = _choose_splits(data, None)
     if "test" in data.splits:
         raise InputError(f"{data.place} has a test split: leave ?test={share:g} out")
-    whole, groups = load_split(data, train_name), data.groups.get(train_name)
-    kept, aside = split_rows(whole.targets, data.task, share, groups)
+    whole = load_split(data, train_name)
+    kept, aside = split_rows(whole.targets, data.task, share, whole.groups)
     if not len(kept) or not len(aside):
         raise InputError(
             f"{data.place} has {len(whole)} images, of which ?test={share:g} leaves none to train on or to test"
         )
     others = {name: split for name, split in data.splits.items() if name != train_name}
     parts = {"train": kept, "test": aside}
-    how, part = _describe_choice(data, train_name), len(aside) / len(whole)
+    how, part = _describe_choice(data, whole), len(aside) / len(whole)
     return replace(
         data,
         splits={name: partial(whole.take, rows) for name, rows in parts.items()} | others,
-        groups={**data.groups, **({} if groups is None else {name: groups[rows] for name, rows in parts.items()})},
         notes=(*data.notes, *whole.notes, f"set aside as test: {len(aside):,} of {len(whole):,} images, {part:.0%} {how}"),
     )
 
@@ -134,8 +146,23 @@ def numbered_classes(targets: Targets, place: object) -> tuple[str, ...]:
     """
     highest = int(targets.max(initial=-1))
     if highest >= MAX_CLASSES:
-        raise InputError(f"{place} has the class number {highest:,}: expected class numbers from 0, below {MAX_CLASSES:,}")
+        raise _number_too_high(place, highest)
     return tuple(map(str, range(highest + 1)))
+
+
+def to_class_numbers(integers: NDArray[Any], place: object) -> NDArray[np.int64]:
+    """Return integers of any type as class numbers.
+
+    Raises:
+        InputError: a number above those of int64, which would become negative.
+    """
+    if (highest := int(integers.max(initial=0))) > np.iinfo(np.int64).max:
+        raise _number_too_high(place, highest)
+    return np.asarray(integers, np.int64)
+
+
+def _number_too_high(place: object, number: int) -> InputError:
+    return InputError(f"{place} has the class number {number:,}: expected class numbers from 0, below {MAX_CLASSES:,}")
 
 
 def _choose_splits(data: DatasetSplits, held_out: float | str | None) -> tuple[str, str | None]:
@@ -163,17 +190,17 @@ def _join_words(names: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _describe_held_out(data: DatasetSplits, train_name: str, train: int, held_out: int, share: float) -> str:
+def _describe_held_out(data: DatasetSplits, train_name: str, train: Examples, held_out: int, share: float) -> str:
     unused = [name for name in data.splits if name != train_name]
     only = f"; {train_name} is the only split" if train_name in HELD_OUT_NAMES else ""
     rest = f"; {_join_words(unused)} not used" if unused else only
-    how = _describe_choice(data, train_name)
-    return f"held out: {held_out:,} of {train + held_out:,} images, {share:.0%} {how}, the same for every seed{rest}"
+    how = _describe_choice(data, train)
+    return f"held out: {held_out:,} of {len(train) + held_out:,} images, {share:.0%} {how}, the same for every seed{rest}"
 
 
-def _describe_choice(data: DatasetSplits, train_name: str) -> str:
+def _describe_choice(data: DatasetSplits, train: Examples) -> str:
     how = "drawn at random" if data.task == "values" else f"of every {'class' if data.task == 'classes' else 'label'}"
-    return how + ", groups kept together" * (train_name in data.groups)
+    return how + ", groups kept together" * (train.groups is not None)
 
 
 def load_split(data: DatasetSplits, name: str) -> Examples:
@@ -186,7 +213,8 @@ def load_split(data: DatasetSplits, name: str) -> Examples:
     targets, count = split.targets, len(data.classes)
     wrong: Any
     if data.task == "classes":
-        wrong, expected = np.logical_or(targets < 0, targets >= count), f"a class number from 0 to {count - 1}"
+        wrong = np.logical_or(targets < 0, targets >= count)
+        expected = f"a class number from 0{f' to {count - 1}' if count else ''}"
     elif data.task == "labels":
         wrong, expected = ((targets != 0) & (targets != 1)).any(1), "0 or 1 for every label"
     else:

@@ -6,13 +6,14 @@ contents:
     image=COLUMN          the file names of the images; default: the first column of file names
     target=COLUMN,COLUMN  the targets; default: "Finding Labels", or "label" or "class", or all columns of 0 and 1, or the
                           only column left
-    group=COLUMN          images of one group stay in one split; default: "Patient ID", if there is one
+    group=COLUMN          images of one group stay together where a share is held out, and a note says if splits that
+                          come with the data share groups; default: "Patient ID", if there is one
     missing=skip          leave out images whose files are missing, instead of an error
 
-The kind of targets: "Finding Labels" has labels, which are names joined by "|" ("No Finding": none).  A column called
-"label" or "class" has classes, by their numbers if they are integers.  Columns of 0 and 1 have labels, other columns of
-numbers have values.  Names joined by "|" are labels, and all other text is classes.  Text among numbers, and other cells in
-columns of 0 and 1, are refused; see `table_columns`.
+The kind of targets: "Finding Labels" has labels, which are names joined by "|" ("No Finding", in any case: none).  A column
+called "label" or "class" has classes, by their numbers if they are integers.  Columns of 0 and 1 have labels, other columns
+of numbers have values.  Names joined by "|" are labels, and all other text is classes.  Text among numbers, and other cells
+in columns of 0 and 1, are refused; see `table_columns`.
 
 An image is named by its path below the table's folder, or by as much of the end of that path as is unique.
 
@@ -22,6 +23,7 @@ This reads the tables of NIH's ChestX-ray14 (https://nihcc.app.box.com/v/ChestXr
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +74,12 @@ def open_splits(
     group_numbers = _group_numbers(table, group) if group else None
 
     def load_later(name: str) -> Callable[[], Examples]:
-        return lambda: make_examples(
-            ImageFiles(path.parent, (paths[row] for row in existing[name])), parsed.targets[existing[name]]
-        )
+        def load() -> Examples:
+            part = existing[name]
+            found = make_examples(ImageFiles(path.parent, (paths[row] for row in part)), parsed.targets[part])
+            return found if group_numbers is None else replace(found, groups=group_numbers[part])
+
+        return load
 
     existing = {name: part[np.isin(part, rows)] for name, part in rows_of.items()}
     notes = [*table.notes, parsed.note]
@@ -82,17 +87,10 @@ def open_splits(
         notes.append(f"{absent:,} of {len(paths):,} images of the table are not there, and are left out")
     if unnamed:
         notes.append(f"files left out: {unnamed:,} of the images beside the table, which it does not name")
-    if group and group_numbers is not None:
-        notes.append(f"images of one {group!r} stay together")
-    groups = {name: group_numbers[part] for name, part in existing.items()} if group_numbers is not None else {}
-    return DatasetSplits(
-        str(path),
-        {name: load_later(name) for name in existing},
-        parsed.task,
-        parsed.classes,
-        groups=groups,
-        notes=tuple(notes),
-    )
+    if group:
+        notes.append(f"images of one {group!r} are a group")
+    loaders = {name: load_later(name) for name in existing}
+    return DatasetSplits(str(path), loaders, parsed.task, parsed.classes, notes=tuple(notes))
 
 
 def _image_column(table: Table) -> str:

@@ -214,7 +214,7 @@ def _refuse_text(table: Table, chosen: Sequence[str], named_classes: bool) -> No
         numbers = {cell for cell in different if parse_finite(cell) is not None}
         intended = {cell for cell in different if parse_finite(cell.replace(",", "")) is not None}
         many = 2 * len(intended) >= len(different) or 2 * sum(cell in intended for cell in cells) >= len(cells)
-        if numbers < different and (all(map(_is_number, different)) or (many and not named_classes)):
+        if numbers < different and (all(map(is_number, different)) or (many and not named_classes)):
             place = next(place for place, cell in enumerate(cells) if cell not in numbers)
             meaning, column = (
                 ("labels joined by |", _FINDINGS_COLUMN) if "|" in cells[place] else ("names of classes", "label")
@@ -227,8 +227,9 @@ def _refuse_text(table: Table, chosen: Sequence[str], named_classes: bool) -> No
 
 
 def _parse_joined_labels(cells: Sequence[str], name: str, path: Path) -> TargetColumns:
-    """Return labels from cells of names joined by "|"."""
-    labels_of = [set(cell.split("|")) - {_NO_FINDING, ""} for cell in cells]
+    """Return labels from cells of names joined by "|", with or without spaces around it."""
+    none = ("", _NO_FINDING.lower())
+    labels_of = [{label for each in cell.split("|") if (label := each.strip()).lower() not in none} for cell in cells]
     labels = sorted(set().union(*labels_of))
     if not labels:
         raise InputError(f"{path} has nothing but {_NO_FINDING!r} in {name!r}: add images with findings")
@@ -297,10 +298,10 @@ def _parse_numbers(cells: Sequence[str]) -> NDArray[np.float64] | None:
 
 def parse_finite(text: str) -> float | None:
     """Return a text as a finite number, or None if it is not one."""
-    return number if _is_number(text) and math.isfinite(number := float(text)) else None
+    return number if is_number(text) and math.isfinite(number := float(text)) else None
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     """Return whether a text is a number, finite or not.  Python alone would also read 1_0 as ten."""
     try:
         float(text)

@@ -2,8 +2,9 @@
 
 PATTERN is a tar file, a folder of tar files, a glob, or a range in braces: tar:/data/train-{000000..000146}.tar.  An image
 is KEY.jpg, or KEY with another of `decoding.SUFFIXES`.  Its class number is the text of KEY.cls, or "label" or "cls" in
-KEY.json.  A key ends at the first dot of a file name.  The files of a key are adjacent and occur once in a shard, and
-exactly one of them is an image.  The words train, val, validation or test in the names of the shards give the splits.
+KEY.json; if both files have one, it is the same.  A key ends at the first dot of a file name.  The files of a key are
+adjacent and occur once in a shard, and exactly one of them is an image.  The words train, val, validation or test in the
+names of the shards give the splits.
 
 The headers are read once, which takes 45 microseconds per image, a minute for ImageNet; then each image is one read.
 Compressed archives are refused, because they cannot be read at an offset.
@@ -27,6 +28,7 @@ from train.data.sources.examples import DatasetSplits, Examples, LazyName, Packe
 from train.data.sources.files import raise_if_inaccessible, read_range, refuse_holes, walk_files
 from train.data.sources.shards import common_folder, group_by_split
 from train.data.sources.splitting import MAX_CLASSES, numbered_classes
+from train.data.sources.table_columns import is_number
 from vit_spec import InputError, bounded_json
 
 _LABEL_SUFFIXES = (".cls", ".json")
@@ -42,6 +44,7 @@ _EXTENSION_HEADERS = {
     tarfile.GNUTYPE_LONGLINK,
 }
 _SPARSE = "a sparse file: pack it without --sparse"
+_COMPRESSED_STARTS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # of gzip, bzip2, xz and zstd
 _TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -82,8 +85,12 @@ def _list_shards(place: str) -> tuple[Path, list[Path]]:
         if not file.is_file():
             raise InputError(f"{file} is not there: give a range of shards that exist")
         if file.suffix in (".gz", ".tgz", ".bz2", ".xz", ".zst"):
-            raise InputError(f"{file} is compressed and cannot be read at an offset: decompress it to a .tar first")
+            raise _compressed_error(file)
     return path if path.is_dir() else common_folder(files), files
+
+
+def _compressed_error(file: Path) -> InputError:
+    return InputError(f"{file} is compressed and cannot be read at an offset: decompress it to a .tar first")
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
@@ -162,23 +169,20 @@ def _index_samples(path: Path, imageless: list[str]) -> Iterator[tuple[str, tupl
             members = list(group)
             by_suffix = {member.name[len(key) :].lower(): member for member in members}
             images = [member for member in members if member.name[len(key) :].lower() in SUFFIXES]
-            label = next((by_suffix[suffix] for suffix in _LABEL_SUFFIXES if suffix in by_suffix), None)
+            labels = [by_suffix[suffix] for suffix in _LABEL_SUFFIXES if suffix in by_suffix]
             if not images:
                 imageless.append(members[0].name)
                 continue
             if len(images) > 1 or len(by_suffix) < len(members):
                 names = ", ".join(member.name for member in members[:4])
                 raise InputError(f"{path} has {names} together under one key: give each image a key of its own")
-            if label is None:
+            if not labels:
                 beside = f"{key}.cls or {key}.json beside it"
                 raise InputError(f"{path} has {images[0].name} without {beside}: each image needs a class")
             if key in seen:
                 raise InputError(f"{path} has {images[0].name} after another image of its key: give each a key of its own")
             seen.add(key)
-            if label.size > bounded_json.MAX_BYTES:
-                raise InputError(f"{path} has {label.name} of {label.size:,} bytes: a class number is expected")
-            data = os.pread(file.fileno(), label.size, label.offset_data)
-            yield images[0].name, (images[0].offset_data, images[0].size), _parse_class(data, label.name, path)
+            yield images[0].name, (images[0].offset_data, images[0].size), _sample_class(file.fileno(), labels, path)
 
 
 class _LimitedTarInfo(tarfile.TarInfo):
@@ -234,6 +238,8 @@ def _list_members(path: Path) -> list[_Member]:
     except (OSError, tarfile.TarError, ValueError, RecursionError, MemoryError) as error:
         # RecursionError, MemoryError: nested extension headers
         raise_if_inaccessible(error, path)
+        if read_range(str(path), 0, min(path.stat().st_size, 6)).startswith(_COMPRESSED_STARTS):
+            raise _compressed_error(path) from None
         raise InputError(f"{path} cannot be read as a tar file ({error_text(error)}): replace it") from None
     refuse_holes(path)
     with path.open("rb") as file:  # tarfile takes a damaged header for the end of the archive
@@ -257,13 +263,35 @@ def _sample_key(name: str) -> str:
     return f"{folder}{slash}{base.partition('.')[0]}"
 
 
+def _sample_class(file: int, labels: list[_Member], path: Path) -> int:
+    """Return the class number of a sample, from the first of its files that state one; refuse different numbers."""
+    numbers: dict[str, int] = {}
+    for label in labels:
+        try:
+            numbers[label.name] = _read_class(file, label, path)
+        except InputError:
+            if label is labels[0]:  # KEY.json beside KEY.cls may have a caption and the like instead
+                raise
+    if len({*numbers.values()}) > 1:
+        stated = " and ".join(f"the class {number} in {name}" for name, number in numbers.items())
+        raise InputError(f"{path} has {stated}: each image needs one class; leave one of these files out")
+    return numbers[labels[0].name]
+
+
+def _read_class(file: int, label: _Member, path: Path) -> int:
+    """Return the class number in KEY.cls or KEY.json, a member of the open file."""
+    if label.size > bounded_json.MAX_BYTES:
+        raise InputError(f"{path} has {label.name} of {label.size:,} bytes: a class number is expected")
+    return _parse_class(os.pread(file, label.size, label.offset_data), label.name, path)
+
+
 def _parse_class(data: bytes, name: str, path: Path) -> int:
     """Return the class number in the contents of KEY.cls or KEY.json."""
     try:
-        content: Any = bounded_json.parse_object(data) if name.lower().endswith(".json") else {"cls": data}
+        content: Any = bounded_json.parse_object(data) if name.lower().endswith(".json") else {"cls": data.decode("ascii")}
         value = content["label"] if "label" in content else content["cls"]
         number = int(value)
-        if isinstance(value, float) and value != number:
+        if (isinstance(value, float) and value != number) or (isinstance(value, str) and not is_number(value)):
             raise ValueError
     except (ValueError, TypeError, KeyError, OverflowError):  # an InputError is a ValueError too
         raise InputError(f"{path} has {name} with no class number in it: expected an integer") from None
