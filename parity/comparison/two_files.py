@@ -1,5 +1,6 @@
 """Compare the functions of two checkpoints in any formats: both run in both twins in float64 on the same images."""
 
+import shlex
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.amplification import measure_rounding_errors
-from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, noise_images
+from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, check_finite, noise_images
 from parity.comparison.localisation import Origin, Part, check_in_isolation
 from parity.comparison.progress import StepProgress
 from parity.comparison.tolerances import AMPLIFIED_ERROR_FACTOR, FLOAT64_TOLERANCE, MAX_TOLERANCE, ErrorNorms
@@ -107,17 +108,23 @@ class FileReport:
 
 
 def compare_files(
-    first: Checkpoint, second: Checkpoint, *, seed: int = 0, progress: StepProgress = lambda what: None
+    first: Checkpoint,
+    second: Checkpoint,
+    *,
+    sources: tuple[str, str] = ("SRC", "OTHER"),
+    seed: int = 0,
+    progress: StepProgress = lambda what: None,
 ) -> FileReport:
     """Run two checkpoints in both twins in float64, and find the parts where they differ.
 
     Args:
         first, second: the checkpoints, in any formats.
+        sources: the names of their files, for messages.
         seed: seed of the two images of normal noise, which have the image size of the first config.
         progress: called with a description of each step when it begins.
 
     Raises:
-        InputError: the models have different input channels or shapes of outputs.
+        InputError: the models have different input channels or shapes of outputs, or one computes NaN or infinities.
     """
     a, b = first.config, second.config
     if a.in_channels != b.in_channels:
@@ -128,9 +135,12 @@ def compare_files(
     images = noise_images(a, seed)
     inputs = [PassInputs(checkpoint, images, seed) for checkpoint in (first, second)]
     runs: list[list[PassResult]] = []
-    for ordinal, each in zip(("first", "second"), inputs, strict=True):
+    for ordinal, source, each in zip(("first", "second"), sources, inputs, strict=True):
         progress(f"the {ordinal} file in both twins")
-        runs.append([twin.run(backward=False) for twin in (TorchTwin(each, "explicit"), JaxTwin(each))])
+        runs.append([])
+        for twin in (TorchTwin(each, "explicit"), JaxTwin(each)):
+            runs[-1].append(twin.run(backward=False))
+            check_finite(runs[-1][-1], f"the model of {source}", shlex.quote(source))
     shapes = [run[0].values["logits"].shape for run in runs]
     if shapes[0] != shapes[1]:
         raise InputError(
