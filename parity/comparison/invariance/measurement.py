@@ -46,7 +46,8 @@ def invariance(
         progress: called with a description of each step when it begins.
 
     Raises:
-        InputError: a framework is not installed, the inputs or outputs have no batch axis, or the model raises an error.
+        InputError: a framework is not installed, the inputs or outputs have no batch axis, or the model raises an error or
+            computes NaN.
     """
     if dtype not in get_args(Dtype):
         raise InputError(f"dtype is {dtype!r}: give one of {', '.join(get_args(Dtype))}{nearest(dtype, get_args(Dtype))}")
@@ -114,6 +115,7 @@ def _compare_batches(
     """Return the changes between all batches, and the outputs of the batch in order."""
     count = len(inputs[0])
     in_order = _run(run, inputs, count)
+    _refuse_nan(in_order, dtype)
     single = [_run(run, [x[n : n + 1] for x in inputs], 1) for n in range(count)]
     references = {IN_ORDER: in_order, ALONE: {name: np.concatenate([each[name] for each in single]) for name in in_order}}
     changes = []
@@ -141,6 +143,16 @@ def _run(run: Callable[[Sequence[Array]], Outputs], inputs: Sequence[Array], cou
     if not outputs:
         raise InputError("the model returns no array: return its outputs")
     return outputs
+
+
+def _refuse_nan(outputs: Outputs, dtype: str) -> None:
+    """Raise an InputError if an output has NaN, which would be equal in all batches; infinities may be those of a mask."""
+    for name, array in outputs.items():
+        if count := sum(np.isnan(image).any() for image in array):
+            raise InputError(
+                f"{name} has NaN in {dtype} for {count} of {len(array)} images: NaN cannot be compared, so give weights "
+                "and inputs for which the model computes none"
+            )
 
 
 def _compare_in_float64(runner: Runner, inputs: list[Array], not_tested: dict[str, str]) -> list[Change]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import subprocess
 import sys
@@ -193,6 +194,31 @@ def test_noise_in_jax_fails_as_not_deterministic() -> None:
     report = parity.invariance(noisy, ROWS, KERNEL)
     assert report.verdict.startswith("FAIL, not deterministic: run twice: output differs by ")
     assert report.not_tested["threads"].startswith("the program does not run in another process (")
+
+
+class BatchMean(nn.Linear):
+    """Adds half of the mean of the batch to the outputs, and appends a constant."""
+
+    def __init__(self, constant: float) -> None:
+        super().__init__(4, 3)
+        self.constant = constant
+
+    def forward(self, x: Any) -> Any:
+        y = super().forward(x)
+        return torch.cat([y + 0.5 * y.mean(0), torch.full_like(y, self.constant)], 1)
+
+
+def test_outputs_with_nan_are_refused() -> None:
+    """The same NaN in every batch would hide the mean of the batch."""
+    with pytest.raises(InputError, match=r"^output has NaN in float32 for 5 of 5 images: "):
+        parity.invariance(BatchMean(math.nan), ROWS)
+
+
+def test_infinite_entries_of_a_mask_are_no_change(without_processes: None) -> None:
+    def masked(params: Any, x: Any) -> Any:
+        return jnp.where(x > 0, x, -jnp.inf)
+
+    assert parity.invariance(masked, ROWS, KERNEL).bit_equal
 
 
 # What is measured -----------------------------------------------------------------------------------------------------
