@@ -26,7 +26,7 @@ class Change:
         output: "output", "output.logits", ...
         bit_equal: whether all entries are equal, bit for bit.
         difference: relRMS of the image that changes most; the root-mean-square of an image counts as at least that of
-            all images.
+            all images.  Integers are equal or not, and entries that a mask has made huge count as 1, as in `assert_parity`.
         largest: the largest absolute difference of an entry.
         ulps: the largest number of steps between neighbouring numbers of the type that separate two entries; it is large
             where an entry is near zero, and None if an entry is not finite or an integer.

@@ -214,6 +214,12 @@ def test_outputs_with_nan_are_refused() -> None:
         parity.invariance(BatchMean(math.nan), ROWS)
 
 
+@pytest.mark.parametrize("mask", [-1e18, torch.finfo(torch.float32).min, -math.inf])
+def test_entries_of_a_mask_do_not_hide_the_others(mask: float) -> None:
+    report = parity.invariance(BatchMean(mask), ROWS)
+    assert not report.passed and report.worst.difference > 0.1
+
+
 def test_infinite_entries_of_a_mask_are_no_change(without_processes: None) -> None:
     def masked(params: Any, x: Any) -> Any:
         return jnp.where(x > 0, x, -jnp.inf)
