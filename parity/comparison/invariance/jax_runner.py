@@ -173,5 +173,7 @@ def _last_line(error: Exception) -> str:
 
 
 def _cast(array: Array, dtype: str) -> Array:
-    """Return a floating-point array in another dtype, and any other array as it is."""
+    """Return floating-point numbers in a dtype, complex ones in complex128 for float64, else complex64, others as is."""
+    if array.dtype.kind == "c":
+        return array.astype(np.complex128 if dtype == "float64" else np.complex64)
     return round_to(array, FLOAT_DTYPES[dtype]) if array.dtype in FLOAT_DTYPES.values() else array

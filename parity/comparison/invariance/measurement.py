@@ -100,13 +100,13 @@ def _make_runner(model: Any, params: Any) -> Runner:
 
 
 def _check_inputs(inputs: Any) -> list[Array]:
-    """Return the inputs as arrays; floating-point arrays are rounded to float32, so that all runs have the same inputs."""
+    """Return the inputs as arrays; numbers are rounded to float32 or complex64, so that all runs have the same inputs."""
     given = [np.asarray(x) for x in (inputs if isinstance(inputs, (tuple, list)) else (inputs,))]
     sizes = {x.shape[:1] for x in given}
     if len(sizes) != 1 or not (size := next(iter(sizes))) or size[0] < 2:
         shapes = ", ".join(str(x.shape) for x in given) or "none"
         raise InputError(f"the inputs have shapes {shapes}: axis 0 must be the same batch of at least 2 images in all")
-    return [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in given]
+    return [x if x.dtype.kind in "iub" else x.astype(np.complex64 if x.dtype.kind == "c" else np.float32) for x in given]
 
 
 def _compare_batches(

@@ -1,6 +1,5 @@
 """Runs of a PyTorch module for `parity.invariance`: in a dtype, on a device, on a number of threads."""
 
-import copy
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from parity.checkpoints.weights import as_array
 from parity.comparison.any_model.outputs import named_arrays
+from parity.comparison.any_model.torch_runner import cast_tensor, copy_in_dtype
 from parity.comparison.torch_settings import full_float32
 
 Array = NDArray[Any]
@@ -55,7 +55,7 @@ class TorchRunner:
         import torch
 
         device = device or ("cpu" if dtype == "float64" else self.device)
-        own = copy.deepcopy(self._module).to(device, getattr(torch, dtype))
+        own = copy_in_dtype(self._module, dtype, device)
         buffers = {key: buffer.clone() for key, buffer in own.named_buffers()}
 
         def run(inputs: Sequence[Array]) -> Mapping[str, Array]:
@@ -63,7 +63,7 @@ class TorchRunner:
             with torch.no_grad(), full_float32(torch):
                 for key, buffer in own.named_buffers():
                     buffer.copy_(buffers[key])
-                returned = own(*(_to_tensor(x, dtype).to(device) for x in inputs))
+                returned = own(*(cast_tensor(torch.tensor(x), dtype).to(device) for x in inputs))
                 return {name: as_array(tensor.contiguous()) for name, tensor in named_arrays(returned)}
 
         return run
@@ -92,10 +92,3 @@ class TorchRunner:
 
 class NotTestedError(Exception):
     """A condition cannot be tested; the message says why."""
-
-
-def _to_tensor(x: Array, dtype: str) -> Any:
-    import torch
-
-    tensor = torch.tensor(x)
-    return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor

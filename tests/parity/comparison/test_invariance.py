@@ -214,6 +214,31 @@ def test_outputs_with_nan_are_refused() -> None:
         parity.invariance(BatchMean(math.nan), ROWS)
 
 
+class Rotated(nn.Module):
+    """Multiplies the inputs by a complex buffer; the imaginary part of the product is that of the image before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turns", torch.polar(torch.ones(4), torch.linspace(0, 3, 4)))
+
+    def forward(self, x: Any) -> Any:
+        turned = x * self.turns
+        return torch.cat([turned.real, turned.imag.roll(1, 0)], 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.filterwarnings("error")
+def test_the_imaginary_part_of_a_complex_buffer_is_kept(dtype: Any) -> None:
+    assert not parity.invariance(Rotated(), ROWS, dtype=dtype).passed
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_imaginary_part_of_complex_inputs_is_kept(without_processes: None) -> None:
+    z = ROWS + 1j * ROWS[:, ::-1]
+    assert not parity.invariance(Rotated(), z).passed
+    assert not parity.invariance(lambda params, x: jnp.roll(x.imag, 1, 0) @ params["kernel"], z, KERNEL).passed
+
+
 @pytest.mark.parametrize("mask", [-1e18, torch.finfo(torch.float32).min, -math.inf])
 def test_entries_of_a_mask_do_not_hide_the_others(mask: float) -> None:
     report = parity.invariance(BatchMean(mask), ROWS)
