@@ -173,13 +173,14 @@ def with_tolerances(changes: list[Change], outputs: Outputs) -> list[Change]:
     """Return the changes with their tolerances; see `parity.comparison.invariance.report`."""
     exact = [c.difference for c in changes if c.dtype == "float64" and outputs[c.output].dtype.kind not in "iub"]
     largest = max((each for each in exact if np.isfinite(each)), default=0.0)
+    in_float64 = {c.output for c in changes if c.dtype == "float64"}
 
     def tolerance(change: Change) -> float | None:
         output = outputs[change.output]
         if change.dtype == "float64":
             return FLOAT64_TOLERANCE
         if output.dtype.kind in "iub":
-            return None
+            return None if change.output in in_float64 else 0.0
         return 2 * ErrorBudget(change.dtype, float64_error=largest).tolerance * five_sigma_factor(output.size)
 
     return [replace(change, tolerance=tolerance(change)) for change in changes]

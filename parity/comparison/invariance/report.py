@@ -6,8 +6,10 @@ or G2, because each of the two results may differ from the exact one by that tol
 wider for functions that amplify rounding errors, which the largest change in float64 shows, and for few entries.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, UNIT_ROUNDOFF
@@ -30,8 +32,9 @@ class Change:
         largest: the largest absolute difference of an entry.
         ulps: the largest number of steps between neighbouring numbers of the type that separate two entries; it is large
             where an entry is near zero, and None if an entry is not finite or an integer.
-        tolerance: the largest `difference` that counts as rounding; None for integers, such as an argmax, in the lower
-            precision, because rounding errors may change them.
+        tolerance: the largest `difference` that counts as rounding.  None for integers, such as an argmax, in the lower
+            precision, because rounding errors may change them: they are judged in float64, and if that was not tested, the
+            tolerance is 0.
     """
 
     condition: str
@@ -47,6 +50,13 @@ class Change:
     def passed(self) -> bool:
         """Whether the change is at most rounding."""
         return self.tolerance is None or self.difference <= self.tolerance
+
+    @property
+    def excess(self) -> float:
+        """The difference relative to its tolerance; 0 if it is not judged."""
+        if self.tolerance is None or not self.difference:
+            return 0.0
+        return self.difference / self.tolerance if self.tolerance else math.inf
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class InvarianceReport:
         """The change that is largest relative to its tolerance; a failure of "run twice" comes first."""
         failed = [change for change in self.changes if not change.passed]
         candidates = [change for change in failed if change.condition == TWICE] or failed or list(self.changes)
-        return max(candidates, key=lambda each: each.difference / each.tolerance if each.tolerance else 0.0)
+        return max(candidates, key=attrgetter("excess"))
 
     @property
     def verdict(self) -> str:
@@ -97,11 +107,18 @@ class InvarianceReport:
         if self.bit_equal:
             conditions = {change.condition for change in self.changes if change.dtype == self.dtype}
             return f"PASS: bit-equal in {self.dtype} under all {len(conditions)} conditions"
-        [*_, largest] = sorted((c for c in self.changes if c.dtype == self.dtype), key=lambda change: change.difference)
-        return (
-            f"PASS: the outputs change by rounding alone, by up to {largest.difference:.1e} in {self.dtype} "
-            f"({largest.condition})"
-        )
+        return f"PASS: {'; '.join(self._success_texts())}"
+
+    def _success_texts(self) -> Iterator[str]:
+        """Yield what changes in `dtype`: outputs that are judged there, and outputs that only float64 judges."""
+        changed = [change for change in self.changes if change.dtype == self.dtype and not change.bit_equal]
+        judged = [change for change in changed if change.tolerance is not None]
+        if judged:
+            largest = max(judged, key=attrgetter("difference"))
+            size = f"by up to {largest.difference:.1e} in {self.dtype} ({largest.condition})"
+            yield f"the outputs change by rounding alone, {size}"
+        for name, condition in {c.output: c.condition for c in reversed(changed) if c.tolerance is None}.items():
+            yield f"{name} changes in {self.dtype} ({condition}), but is judged in float64 alone"
 
     def facts(self) -> dict[str, Any]:
         """Return everything for JSON; infinite numbers and NaN become null."""
@@ -136,6 +153,11 @@ class InvarianceReport:
         if not worst.passed and worst.dtype == "float64":
             if UNIT_ROUNDOFF["float32"] / 10 < worst.difference < FLOAT32_TOLERANCE:
                 yield "hint: the change is as large as float32 rounding; does a part of the model cast to float32?"
+        if not worst.passed and not worst.tolerance:
+            yield (
+                "hint: rounding too may change integers, and float64, which would tell, was not tested; return what "
+                f"{worst.output} is computed from"
+            )
 
     def _table_lines(self) -> Iterator[str]:
         """Yield a line for each condition and type, with the output that changes most."""

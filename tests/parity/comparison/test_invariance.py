@@ -322,6 +322,34 @@ def test_a_model_that_does_not_compute_in_float64_is_tested_in_float32_alone() -
     assert report.not_tested["float64"] == "output is float32 with weights and inputs in float64"
 
 
+class Largest(nn.Linear):
+    """Returns the index of the largest output, which changes in float32 with each run; float64 may be refused."""
+
+    def __init__(self, *, has_float64: bool) -> None:
+        super().__init__(4, 3)
+        self.has_float64, self.runs = has_float64, 0
+
+    def forward(self, x: Any) -> Any:
+        if x.dtype == torch.float64:
+            if not self.has_float64:
+                raise RuntimeError("no kernel")
+            return super().forward(x).argmax(1)
+        self.runs += 1
+        return torch.full((len(x),), self.runs)
+
+
+def test_integers_that_change_fail_if_float64_was_not_tested() -> None:
+    report = parity.invariance(Largest(has_float64=False), ROWS)
+    assert report.verdict.startswith("FAIL, not deterministic: run twice: output differs by 1.0e+00 in float32")
+    assert "hint: rounding too may change integers, and float64, which would tell, was not tested" in str(report)
+
+
+def test_integers_that_change_in_float32_alone_pass_and_are_not_called_rounding() -> None:
+    report = parity.invariance(Largest(has_float64=True), ROWS)
+    assert report.passed and "by rounding alone" not in report.verdict
+    assert report.verdict == "PASS: output changes in float32 (run twice), but is judged in float64 alone"
+
+
 def test_the_steps_between_neighbouring_numbers_are_counted_across_zero() -> None:
     for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
         smallest = np.array([1], f"i{np.dtype(dtype).itemsize}").view(dtype)
