@@ -4,6 +4,12 @@ In float64 a change is rounding if relRMS is at most `FLOAT64_TOLERANCE`, as in 
 with a small weight, changes more.  In the lower precision it is rounding if relRMS is at most twice the tolerance of G1
 or G2, because each of the two results may differ from the exact one by that tolerance.  Like there, the tolerance is
 wider for functions that amplify rounding errors, which the largest change in float64 shows, and for few entries.
+
+Where a change is more than that, the rounding errors of these weights and inputs are measured as in `check`: every operand
+of every operation is perturbed by up to `PERTURBATION_ROUNDOFFS` unit roundoffs, and the tolerance is the largest change of
+an output in float64, times `AMPLIFIED_ERROR_FACTOR`.  In a Flax model the weights and the inputs are perturbed, and not the
+operands in between.  Nothing is measured if a second run differs.  `invariance` raises an error if rounding explains a
+change in float64, but the tolerance is more than `MAX_TOLERANCE`; in the lower precision such an output is not judged.
 """
 
 import math
@@ -34,7 +40,7 @@ class Change:
             where an entry is near zero, and None if an entry is not finite or an integer.
         tolerance: the largest `difference` that counts as rounding.  None for integers, such as an argmax, in the lower
             precision, because rounding errors may change them: they are judged in float64, and if that was not tested, the
-            tolerance is 0.
+            tolerance is 0.  None too for outputs that are mostly rounding error in the lower precision.
     """
 
     condition: str

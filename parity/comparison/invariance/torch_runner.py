@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from parity.checkpoints.weights import as_array
 from parity.comparison.any_model.outputs import named_arrays
 from parity.comparison.any_model.torch_runner import cast_tensor, copy_in_dtype
+from parity.comparison.monte_carlo_arithmetic import perturb_operands
 from parity.comparison.torch_settings import full_float32
 
 Array = NDArray[Any]
@@ -47,10 +49,13 @@ class TorchRunner:
         here = str(torch.device("cuda:0")) if self.device == "cuda" else self.device
         return [name for name in names if name != here]
 
-    def prepare(self, dtype: str, device: str | None = None) -> Run:
+    def prepare(self, dtype: str, device: str | None = None, perturbation: tuple[str, int] | None = None) -> Run:
         """Return a function that runs a copy of the module, in its mode, on arrays that are cast to `dtype`.
 
         Buffers, such as running statistics, are the same at the start of each run.
+
+        perturbation: a type and a seed: all operands are perturbed by a few unit roundoffs of that type; see
+            `parity.comparison.monte_carlo_arithmetic`.
         """
         import torch
 
@@ -63,7 +68,9 @@ class TorchRunner:
             with torch.no_grad(), full_float32(torch):
                 for key, buffer in own.named_buffers():
                     buffer.copy_(buffers[key])
-                returned = own(*(cast_tensor(torch.tensor(x), dtype).to(device) for x in inputs))
+                tensors = [cast_tensor(torch.tensor(x), dtype).to(device) for x in inputs]
+                with perturb_operands(*perturbation) if perturbation else nullcontext():
+                    returned = own(*tensors)
                 return {name: as_array(tensor.contiguous()) for name, tensor in named_arrays(returned)}
 
         return run

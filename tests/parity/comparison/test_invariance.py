@@ -252,6 +252,66 @@ def test_infinite_entries_of_a_mask_are_no_change(without_processes: None) -> No
     assert parity.invariance(masked, ROWS, KERNEL).bit_equal
 
 
+# Amplified rounding errors --------------------------------------------------------------------------------------------
+
+
+def amplified(x: Any, factor: float, leak: float = 0.0) -> Any:
+    """Return sines, which amplify rounding errors by the factor, and a part of their mean over the batch."""
+    y = (jnp if isinstance(x, jax.Array) else torch).sin(factor * x)
+    return y + leak * y.mean(0)
+
+
+class Amplified(nn.Linear):
+    """Sums over 512 inputs, which are rounded differently alone and in a batch, and their sines."""
+
+    def __init__(self, factor: float, leak: float = 0.0) -> None:
+        torch.manual_seed(0)
+        super().__init__(512, 64)
+        self.factor, self.leak = factor, leak
+
+    def forward(self, x: Any) -> Any:
+        return amplified(super().forward(x), self.factor, self.leak)
+
+
+LONG_ROWS = RNG.standard_normal((5, 512)).astype(np.float32)
+LONG_KERNEL = {"kernel": RNG.standard_normal((512, 64)).astype(np.float32)}
+
+
+def test_a_torch_module_that_amplifies_rounding_errors_passes() -> None:
+    report = parity.invariance(Amplified(1e4), LONG_ROWS)
+    assert of(report, "alone and in a batch of 5", "float64").difference > 1e-12, "nothing was amplified"
+    assert report.passed, str(report)
+
+
+def test_a_flax_function_that_amplifies_rounding_errors_passes(without_processes: None) -> None:
+    report = parity.invariance(lambda params, x: amplified(x @ params["kernel"], 1e3), LONG_ROWS, LONG_KERNEL)
+    assert of(report, "alone and in a batch of 5", "float64").difference > 1e-12, "nothing was amplified"
+    assert report.passed, str(report)
+
+
+def test_a_dependence_on_the_batch_fails_in_models_that_amplify_rounding_errors(without_processes: None) -> None:
+    def leaking(params: Any, x: Any) -> Any:
+        return amplified(x @ params["kernel"], 1e3, leak=1e-6)
+
+    reports = parity.invariance(Amplified(1e4, 1e-6), LONG_ROWS), parity.invariance(leaking, LONG_ROWS, LONG_KERNEL)
+    for report in reports:
+        assert report.verdict.startswith("FAIL, not invariant: ") and report.worst.dtype == "float64"
+
+
+def test_noise_is_not_measured_as_rounding() -> None:
+    class Noisy(Amplified):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + torch.rand(())
+
+    report = parity.invariance(Noisy(1e4), LONG_ROWS)
+    assert report.verdict.startswith("FAIL, not deterministic: ")
+
+
+def test_outputs_that_are_all_rounding_error_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^float64 cannot tell whether output depends on the batch: 16 unit roundoffs"):
+        parity.invariance(Amplified(1e11), LONG_ROWS)
+
+
 # What is measured -----------------------------------------------------------------------------------------------------
 
 
