@@ -215,7 +215,8 @@ def _compare_checkpoints(
 ) -> "FileReport":
     from parity.comparison.two_files import compare_files
 
-    return compare_files(checkpoint, other, seed=args.seed, progress=progress)
+    sources = args.source, args.against
+    return compare_files(checkpoint, other, sources=sources, seed=args.seed, progress=progress)
 
 
 def _with_count(progress: StepProgress) -> CountProgress:

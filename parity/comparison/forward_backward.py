@@ -50,6 +50,22 @@ class PassResult:
         return PassResult(*map(cache_on_disk, (self.values, self.gradients, self.intermediate_gradients)))
 
 
+def check_finite(run: PassResult, model: str = "the model", source: str = "SRC") -> None:
+    """Raise an InputError if a pass computed NaN or infinities.
+
+    Args:
+        run: the pass.
+        model: the model, as the message names it.
+        source: the checkpoint, as the message names it in a command.
+    """
+    for name, value in run.values.items():
+        if not np.isfinite(value).all():
+            raise InputError(
+                f"{model} computes NaN or infinities, first at {name}: look at its weights with "
+                f"`python -m parity inspect {source} --values`, and give normalized images"
+            )
+
+
 def noise_images(config: ViTConfig, seed: int, count: int = 2) -> Array:
     """Return images of standard normal noise of the config's image size, (count, H, W, C), float32.
 

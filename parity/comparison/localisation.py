@@ -9,12 +9,19 @@ outputs gives the wrong block.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from parity.comparison.forward_backward import PassResult, TorchTwin
-from parity.comparison.tolerances import FLOAT64_TOLERANCE, MAX_TOLERANCE, ErrorBudget, ErrorNorms, five_sigma_factor
+from parity.comparison.tolerances import (
+    FLOAT64_TOLERANCE,
+    MAX_TOLERANCE,
+    Array,
+    ErrorBudget,
+    ErrorNorms,
+    five_sigma_factor,
+)
 
 GRADIENT_OF = "gradient of "  # prefix of the name of a gradient with respect to a parameter
 GRADIENT_AT = "gradient at "  # prefix of the name of a gradient with respect to an intermediate
@@ -86,14 +93,16 @@ class Origin:
 
     name: name of the intermediate or of the gradient that is wrong.
     part: the part that computes it.
-    error: relRMS of its result from the reference's input; infinite if only one twin computes it.
+    error: relRMS of its result from the reference's input; infinite for the reasons below.
     twin: "jax" or "torch", the twin that is wrong; for a difference in precision, the less precise one.
+    reason: "missing" if only one twin computes it, "not finite" if `twin` computes NaN or infinities, "" for other results.
     """
 
     name: str
     part: Part
     error: float
     twin: str
+    reason: Literal["", "missing", "not finite"] = ""
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,7 @@ def check_in_isolation(
         relative, factor = error.relative_rms(scale), five_sigma_factor(error.entries)
         if not (relative <= FLOAT64_TOLERANCE or error.is_explained_by(rounding.get(name), factor)):
             order = with_gradient if name.startswith(GRADIENT_AT) else names
-            found.append(Origin(name, Part.of(name, order), relative, twin))
+            found.append(Origin(name, Part.of(name, order), relative, twin, _reason(name, reference, local)))
         elif relative > FLOAT64_TOLERANCE and not factor * rounding[name].relative_rms(scale) <= MAX_TOLERANCE["float64"]:
             unjudged[name] = rounding[name].relative_rms(scale)
         else:
@@ -164,12 +173,32 @@ def find_imprecise_parts(
         budget = ErrorBudget(dtype, rounding=rounding.get(name))
         accepts = budget.are_within_tolerance if name.startswith((GRADIENT_OF, GRADIENT_AT)) else budget.accepts
         if not accepts(jax_error, torch_error, scale=scale):
-            twin, worse = ("jax", jax_error) if jax_error.norm > torch_error.norm else ("torch", torch_error)
+            is_jax = jax_error.norm > torch_error.norm
+            twin, worse, run = ("jax", jax_error, jax) if is_jax else ("torch", torch_error, torch)
             order = with_gradient if name.startswith(GRADIENT_AT) else names
-            found.append(Origin(name, Part.of(name, order), worse.relative_rms(scale), twin))
+            relative, reason = worse.relative_rms(scale), _reason(name, reference, run)
+            found.append(Origin(name, Part.of(name, order), relative, twin, reason))
         elif budget.is_amplified(scale) and not rounding[name].relative_rms(scale) <= MAX_TOLERANCE[dtype]:
             unjudged[name] = rounding[name].relative_rms(scale)
     return found, unjudged
+
+
+def _reason(name: str, reference: PassResult, other: PassResult) -> Literal["", "missing", "not finite"]:
+    """Return the reason of an `Origin` with this name."""
+    found, expected = (_tensor(name, run) for run in (other, reference))
+    if found is not None and not np.isfinite(found).all():
+        return "not finite"
+    return "missing" if found is None or expected is None else ""
+
+
+def _tensor(name: str, run: PassResult) -> Array | None:
+    """Return the tensor of a pass with a name of `_compare_all`, or None."""
+    if name.startswith(GRADIENT_AT):
+        return run.intermediate_gradients.get(name.removeprefix(GRADIENT_AT))
+    if name.startswith(GRADIENT_OF):
+        of = name.removeprefix(GRADIENT_OF)
+        return run.gradients.get(of, run.intermediate_gradients.get(of))
+    return run.values.get(name)
 
 
 def _compare_all(reference: PassResult, other: PassResult) -> Iterator[tuple[str, ErrorNorms, float]]:

@@ -14,13 +14,25 @@ perturbation is small: where a function loses every digit, the perturbed pass sh
 
 from typing import Any
 
-from parity.comparison.tolerances import PERTURBATION_ROUNDOFFS, UNDERFLOW_ERROR, UNIT_ROUNDOFF
+import numpy as np
+
+from parity.comparison.tolerances import PERTURBATION_ROUNDOFFS, UNDERFLOW_ERROR, UNIT_ROUNDOFF, Array
 
 _EXACT = frozenset(  # operations that do not round
     "_to_copy clone copy_ cat stack detach lift_fresh constant_pad_nd masked_fill neg "
     "empty_like zeros_like ones_like full_like zeros ones full scalar_tensor arange "
     "select_backward slice_backward gather amax abs where gt ge lt le eq ne rand".split()
 )
+
+
+def perturb_array(x: Array, dtype: str, rng: np.random.Generator) -> Array:
+    """Return a floating-point array perturbed as an operand; see the docstring of this module.
+
+    dtype: the type whose unit roundoff scales the perturbation; the array should be float64.
+    """
+    unit, least = PERTURBATION_ROUNDOFFS * UNIT_ROUNDOFF[dtype], PERTURBATION_ROUNDOFFS * UNDERFLOW_ERROR[dtype]
+    perturbed: Array = x + rng.uniform(-1, 1, x.shape) * (unit * np.abs(x) + least * (x != 0))
+    return perturbed
 
 
 def perturb_operands(dtype: str, seed: int) -> Any:

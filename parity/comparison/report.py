@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from parity.comparison.training import TrainingComparison
 
 
+TWIN_NAMES = {"jax": "JAX", "torch": "PyTorch"}
+
+
 @dataclass(frozen=True)
 class TensorComparison:
     """Errors of one named tensor in both twins, and their tolerances.
@@ -101,9 +104,12 @@ class TensorComparison:
 
     @property
     def is_lost_to_rounding(self) -> bool:
-        """Whether rounding errors of the lower precision are too large to judge the tensor in a whole model."""
+        """Whether rounding errors of the lower precision are too large to judge the tensor in a whole model.
+
+        A tensor that fails is judged.
+        """
         rounding = self.budget.rounding
-        if self.jax is None or self.name.startswith(GRADIENT_OF) or rounding is None:
+        if self.jax is None or self.name.startswith(GRADIENT_OF) or rounding is None or not self.same_precision:
             return False
         return not rounding.relative_rms(self.scale) <= MAX_TOLERANCE[self.budget.dtype] or not self.is_equally_precise
 
@@ -284,13 +290,19 @@ class Report:
             return f"the first part that differs is {self.part}, {_exceeded_tolerance(first)}{buildup}"
         origin = self.origins[0]
         failed = sum(not m.passed for m in self.measures)
-        how = (
-            "only one twin computes it" if math.isinf(origin.error) else f"by {origin.error:.1e} {self._conditions(origin)}"
-        )
         count = f"{failed} of {len(self.measures)} tensors exceed their tolerance"
         if not failed:
             count = "in the whole model rounding errors would explain it"
-        return f"the first part that differs is {origin.part}, {how}; {count}"
+        return f"the first part that differs is {origin.part}, {self.describe_origin(origin)}; {count}"
+
+    def describe_origin(self, origin: Origin) -> str:
+        """Return how the result of a part differs, as a text."""
+        if origin.reason == "missing":
+            return "only one twin computes it"
+        if origin.reason == "not finite":
+            dtype, twin = self.dtype if self._origins_are_imprecise else "float64", TWIN_NAMES[origin.twin]
+            return f"{twin} gives NaN or infinities in {dtype} on the same inputs"
+        return f"by {origin.error:.1e} {self._conditions(origin)}"
 
     def _conditions(self, origin: Origin) -> str:
         """Return the type, the inputs and the tolerance of the difference at an origin."""

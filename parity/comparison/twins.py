@@ -27,7 +27,7 @@ from parity.checkpoints.weights import Checkpoint, as_checkpoint, validate
 from parity.comparison import framework_settings
 from parity.comparison.amplification import measure_rounding_errors
 from parity.comparison.disk_cache import bytes_in_memory, release_memory
-from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, noise_images
+from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, check_finite, noise_images
 from parity.comparison.framework_settings import Setting
 from parity.comparison.localisation import (
     GRADIENT_OF,
@@ -176,7 +176,7 @@ class _Comparison:
     def run_checks(self, test_precision: bool) -> CheckResults:
         """Compare all tensors; if one exceeds its tolerance, measure rounding errors and find the parts that are wrong."""
         reference = self._run(self.explicit_torch, "PyTorch in float64, explicit attention")
-        _check_finite(reference)
+        _check_range(reference)
         jax = self._run(self.jax, "JAX in float64")
         torch = self._run(self.torch, "PyTorch in float64, default attention")
         outputs, rounded = {"jax float64": _output_agreement(jax, reference)}, reference
@@ -187,7 +187,7 @@ class _Comparison:
                 rounded = self._run(
                     self._torch_on_rounded_inputs, f"PyTorch in float64 on weights and images rounded to {self.dtype}"
                 )
-                _check_finite(rounded)
+                _check_range(rounded)
             runs = {}
             for name, twin in (("jax", self.jax), ("torch", self.torch)):
                 runs[name] = self._run(twin, f"{name} in {self.dtype}", self.dtype)
@@ -442,14 +442,9 @@ def _log_softmax(x: Array) -> Array:
     return result
 
 
-def _check_finite(reference: PassResult) -> None:
+def _check_range(reference: PassResult) -> None:
     """Raise an InputError if the model computes NaN, infinities, or numbers out of the range of float64."""
-    for name, value in reference.values.items():
-        if not np.isfinite(value).all():
-            raise InputError(
-                f"the model computes NaN or infinities, first at {name}: look at its weights with "
-                "`python -m parity inspect SRC --values`, and give normalized images"
-            )
+    check_finite(reference)
     for each in _out_of_range(reference, "float64"):
         advice = "" if each.names[0] in reference.values else ", or compare without gradients (--no-gradients)"
         raise InputError(

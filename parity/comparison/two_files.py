@@ -1,5 +1,7 @@
 """Compare the functions of two checkpoints in any formats: both run in both twins in float64 on the same images."""
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
@@ -9,8 +11,8 @@ from rich.table import Table
 
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.amplification import measure_rounding_errors
-from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, noise_images
-from parity.comparison.localisation import Origin, Part, check_in_isolation
+from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, check_finite, noise_images
+from parity.comparison.localisation import Origin, Part, check_in_isolation, swap_bisection
 from parity.comparison.progress import StepProgress
 from parity.comparison.tolerances import AMPLIFIED_ERROR_FACTOR, FLOAT64_TOLERANCE, MAX_TOLERANCE, ErrorNorms
 from parity.terminal import Terminal
@@ -26,6 +28,8 @@ class FileReport:
     differences: name of an intermediate -> relRMS of the second file, with the first as reference, in the PyTorch and in
         the JAX twin.
     origins: parts of the second file that differ although they take the inputs of the first file's parts.
+    harmless: number of the origins at the start of `origins` in stages whose results do not change the outputs, such as
+        hidden units in another order.
     config: fields in which the two configs differ.
     tolerance: largest allowed relRMS of the outputs: 1e-12, or 12 times the measured rounding errors of either file.
     """
@@ -34,6 +38,7 @@ class FileReport:
     origins: tuple[Origin, ...]
     config: tuple[str, ...]
     tolerance: float = FLOAT64_TOLERANCE
+    harmless: int = 0
 
     @property
     def passed(self) -> bool:
@@ -49,12 +54,12 @@ class FileReport:
     def part(self) -> Part | None:
         """The first part that differs: in isolation if such a part was found, otherwise in the whole model.
 
-        None if the files pass.
+        Parts that do not change the outputs are left out.  None if the files pass.
         """
         if self.passed:
             return None
         if self.origins:
-            return self.origins[0].part
+            return self.origins[self.harmless].part
         return Part.of(
             next(n for n, each in self.differences.items() if not max(each) <= FLOAT64_TOLERANCE), self.differences
         )
@@ -66,13 +71,16 @@ class FileReport:
         if self.passed:
             rounding = f", within the measured rounding errors of {self.tolerance:.0e}" if worst > FLOAT64_TOLERANCE else ""
             return f"PASS: the same function, outputs agree to {worst:.1e} in float64{rounding}"
-        others = len({origin.part for origin in self.origins} - {self.part})
+        earlier = len({origin.part for origin in self.origins[: self.harmless]})
+        others = len({origin.part for origin in self.origins[self.harmless :]} - {self.part})
         isolated = (
-            f"by {self.origins[0].error:.1e} on the same inputs"
+            f"by {self.origins[self.harmless].error:.1e} on the same inputs"
             if self.origins
             else "although no part differs on the same inputs"
         )
         more = f"; {others} further part{'s differ' if others > 1 else ' differs'}" if others else ""
+        if earlier:
+            more += f"; {earlier} earlier part{'s differ' if earlier > 1 else ' differs'} without changing the outputs"
         return (
             f"FAIL: another function, outputs differ by {worst:.1e} in float64 (tolerance {self.tolerance:.0e}); "
             f"the first part that differs is {self.part}, {isolated}{more}"
@@ -87,6 +95,7 @@ class FileReport:
             "tolerance": self.tolerance,
             "first": first,
             "origins": [{**asdict(origin), "place": str(origin.part)} for origin in self.origins],
+            "harmless": self.harmless,
             "tensors": {name: {"torch": torch, "jax": jax} for name, (torch, jax) in self.differences.items()},
             "configs_differ": list(self.config),
         }
@@ -107,17 +116,23 @@ class FileReport:
 
 
 def compare_files(
-    first: Checkpoint, second: Checkpoint, *, seed: int = 0, progress: StepProgress = lambda what: None
+    first: Checkpoint,
+    second: Checkpoint,
+    *,
+    sources: tuple[str, str] = ("SRC", "OTHER"),
+    seed: int = 0,
+    progress: StepProgress = lambda what: None,
 ) -> FileReport:
     """Run two checkpoints in both twins in float64, and find the parts where they differ.
 
     Args:
         first, second: the checkpoints, in any formats.
+        sources: the names of their files, for messages.
         seed: seed of the two images of normal noise, which have the image size of the first config.
         progress: called with a description of each step when it begins.
 
     Raises:
-        InputError: the models have different input channels or shapes of outputs.
+        InputError: the models have different input channels or shapes of outputs, or one computes NaN or infinities.
     """
     a, b = first.config, second.config
     if a.in_channels != b.in_channels:
@@ -128,9 +143,12 @@ def compare_files(
     images = noise_images(a, seed)
     inputs = [PassInputs(checkpoint, images, seed) for checkpoint in (first, second)]
     runs: list[list[PassResult]] = []
-    for ordinal, each in zip(("first", "second"), inputs, strict=True):
+    for ordinal, source, each in zip(("first", "second"), sources, inputs, strict=True):
         progress(f"the {ordinal} file in both twins")
-        runs.append([twin.run(backward=False) for twin in (TorchTwin(each, "explicit"), JaxTwin(each))])
+        runs.append([])
+        for twin in (TorchTwin(each, "explicit"), JaxTwin(each)):
+            runs[-1].append(twin.run(backward=False))
+            check_finite(runs[-1][-1], f"the model of {source}", shlex.quote(source))
     shapes = [run[0].values["logits"].shape for run in runs]
     if shapes[0] != shapes[1]:
         raise InputError(
@@ -156,7 +174,42 @@ def compare_files(
         else FLOAT64_TOLERANCE
     )
     parts = check_in_isolation(shared, local, "torch", measure_rounding_errors(twins[0], "float64", shared, backward=False))
-    return FileReport(differences, parts.origins, fields, tolerance)
+    harmless = 0
+    if max(differences["logits"]) > tolerance and parts.origins:
+        progress("the first stage that changes the outputs")
+        harmless = _count_harmless(parts.origins, runs[0][0], runs[1][0], twins[0], list(differences), tolerance)
+    return FileReport(differences, parts.origins, fields, tolerance, harmless)
+
+
+def _count_harmless(
+    origins: Sequence[Origin], first: PassResult, second: PassResult, twin: TorchTwin, names: list[str], tolerance: float
+) -> int:
+    """Return the number of origins before the first stage whose result in the second file changes the outputs.
+
+    A part may differ without changing the outputs: hidden units or heads in another order, which later weights undo.
+
+    Args:
+        origins: the parts that differ, in the order of computation.
+        first, second: the passes of both files.
+        twin: the twin of the first file.
+        names: names of the intermediates of both files, in the order of computation.
+        tolerance: largest allowed relRMS of the outputs.
+
+    Returns:
+        The number; 0 if the stages of the files do not correspond, or no origin is in that stage or later.
+    """
+    depth = twin.inputs.config.depth
+    stages = ["embed", *(f"blocks.{i}" for i in range(depth)), "outputs"]
+    if not set(stages[:-1]) <= set(names) or f"blocks.{depth}" in second.values:
+        return 0
+    wrong = stages.index(swap_bisection(first, second, twin, depth, tolerance).stage)
+    earlier = names[: names.index(stages[wrong - 1]) + 1] if wrong else []
+    count = sum(origin.name in earlier for origin in origins)
+    if count in (0, len(origins)):
+        return 0
+    # All blocks use a table of rotary positions, so the end of a stage alone does not show its effect.
+    swapped = PassResult({name: second.values[name] for name in earlier})
+    return count if _relrms(twin.run(backward=False, inputs_from=swapped), first, "logits") <= tolerance else 0
 
 
 def _differing_fields(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:

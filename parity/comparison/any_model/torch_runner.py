@@ -157,8 +157,7 @@ class TorchRunner:
     def _tensors(self, dtype: str) -> list[Any]:
         import torch
 
-        complex_dtype = "complex128" if dtype == "float64" else "complex64"
-        return [torch.tensor(x.astype({"f": dtype, "c": complex_dtype}.get(x.dtype.kind, x.dtype))) for x in self._inputs]
+        return [cast_tensor(torch.tensor(x), dtype) for x in self._inputs]
 
     def _permuted(self, tensors: Sequence[Any]) -> list[Any]:
         return [permute(tensor, self._axes[0], n, f"input {n}") for n, tensor in enumerate(tensors)]
@@ -182,17 +181,24 @@ def _copy_module(module: Any, weights: Tensors, dtype: str, train: bool) -> Any:
     """Return a copy of a module with these weights, in training or evaluation mode; all parameters require gradients."""
     import torch
 
-    torch_dtype = getattr(torch, dtype)
-    complex_dtype = torch.complex128 if dtype == "float64" else torch.complex64
-
-    def cast(tensor: Any) -> Any:  # Module.to would make complex tensors real
-        if tensor.is_complex():
-            return tensor.to("cpu", complex_dtype)
-        return tensor.to("cpu", torch_dtype) if tensor.is_floating_point() else tensor.cpu()
-
-    own = copy.deepcopy(module)._apply(cast).train(train).requires_grad_()
-    own.load_state_dict({key: torch.tensor(array).to(torch_dtype) for key, array in weights.items()}, strict=False)
+    own = copy_in_dtype(module, dtype).train(train).requires_grad_()
+    own.load_state_dict({key: cast_tensor(torch.tensor(array), dtype) for key, array in weights.items()}, strict=False)
     return own
+
+
+def copy_in_dtype(module: Any, dtype: str, device: str = "cpu") -> Any:
+    """Return a copy of a module on a device, with parameters and buffers as `cast_tensor` casts them."""
+    # Module.to would make complex tensors real.
+    return copy.deepcopy(module)._apply(lambda tensor: cast_tensor(tensor.to(device), dtype))
+
+
+def cast_tensor(tensor: Any, dtype: str) -> Any:
+    """Return floating-point numbers in a dtype, complex ones in complex128 for float64, else complex64, others as is."""
+    import torch
+
+    if tensor.is_complex():
+        return tensor.to(torch.complex128 if dtype == "float64" else torch.complex64)
+    return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
 
 
 def _watched_batch_norms(module: Any) -> dict[str, tuple[float, int]]:

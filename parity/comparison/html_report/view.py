@@ -163,6 +163,11 @@ def environment_rows(environment: Mapping[str, Any], prefix: str = "") -> Iterat
             yield f"{prefix}{name}", "–" if text is None else str(text)
 
 
+def infinite_errors(report: Report) -> list[str]:
+    """Return the reasons for infinite errors of parts in isolation, each once."""
+    return list(dict.fromkeys(report.describe_origin(origin) for origin in report.origins if origin.reason))
+
+
 def short_number(number: float | None) -> str:
     """Return a number with two digits; a dash for None."""
     if number is None:

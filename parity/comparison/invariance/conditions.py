@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parity.comparison.any_model.tensor_comparison import error_of
 from parity.comparison.invariance.report import TWICE, Change
 from parity.comparison.tolerances import ErrorNorms
 
@@ -69,9 +70,9 @@ def compare(
     for name, expected in reference.items():
         a = found[name] if places is None else found[name][places]
         b = expected if images is None else expected[images]
-        size = ErrorNorms.of(b, b)
+        size = error_of(name, b, b)
         scale = size.reference_norm / math.sqrt(max(size.entries, 1))
-        errors = [ErrorNorms.of(x, y) for x, y in zip(a, b, strict=True)]
+        errors = [error_of(name, x, y) for x, y in zip(a, b, strict=True)]
         changes.append(
             Change(
                 condition,
@@ -79,7 +80,7 @@ def compare(
                 name,
                 bit_equal=a.tobytes() == b.tobytes(),
                 difference=max(error.relative_rms(scale) for error in errors),
-                largest=max(error.largest for error in errors),
+                largest=ErrorNorms.of(a, b).largest,
                 ulps=_ulps(a, b),
                 tolerance=None,
             )

@@ -25,6 +25,7 @@ from parity.comparison.any_model.flax_runner import QUICK_COMPILE
 from parity.comparison.any_model.outputs import named_arrays
 from parity.comparison.any_model.weights import flatten
 from parity.comparison.invariance.torch_runner import NotTestedError
+from parity.comparison.monte_carlo_arithmetic import perturb_array
 
 Array = NDArray[Any]
 Run = Callable[[Sequence[Array]], Mapping[str, Array]]
@@ -71,16 +72,28 @@ class JaxRunner:
         """Return the names of all devices but `device`."""
         return [name for name in self._devices() if name != self.device]
 
-    def prepare(self, dtype: str, device: str | None = None) -> Run:
-        """Return a function that runs the model, jitted, on arrays that are cast to `dtype`."""
+    def prepare(self, dtype: str, device: str | None = None, perturbation: tuple[str, int] | None = None) -> Run:
+        """Return a function that runs the model, jitted, on arrays that are cast to `dtype`.
+
+        perturbation: a type and a seed: weights and inputs are perturbed by a few unit roundoffs of that type, as
+            `parity.comparison.monte_carlo_arithmetic` perturbs the operands of every operation.
+        """
         import jax
 
         step = jax.jit(self._function(), compiler_options=QUICK_COMPILE if dtype == "float64" else None)
-        weights = self._weights(dtype)
+
+        def perturbed(arrays: list[Array]) -> list[Array]:
+            if not perturbation:
+                return arrays
+            of_type, rng = perturbation[0], np.random.default_rng(perturbation[1])
+            return [perturb_array(x, of_type, rng) if x.dtype.kind == "f" else x for x in arrays]
+
+        weights = perturbed(self._weights(dtype))
 
         def run(inputs: Sequence[Array]) -> Mapping[str, Array]:
+            arrays = perturbed([_cast(x, dtype) for x in inputs])
             with self._settings(dtype, device):
-                outputs = step(weights, [_cast(x, dtype) for x in inputs])
+                outputs = step(weights, arrays)
             return {name: np.asarray(x) for name, x in outputs.items()}
 
         return run
@@ -173,5 +186,7 @@ def _last_line(error: Exception) -> str:
 
 
 def _cast(array: Array, dtype: str) -> Array:
-    """Return a floating-point array in another dtype, and any other array as it is."""
+    """Return floating-point numbers in a dtype, complex ones in complex128 for float64, else complex64, others as is."""
+    if array.dtype.kind == "c":
+        return array.astype(np.complex128 if dtype == "float64" else np.complex64)
     return round_to(array, FLOAT_DTYPES[dtype]) if array.dtype in FLOAT_DTYPES.values() else array

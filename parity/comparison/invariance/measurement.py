@@ -1,7 +1,7 @@
 """`invariance`: test whether an image's outputs depend on the rest of its batch, on its place, on threads or on devices."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -10,15 +10,23 @@ from numpy.typing import NDArray
 
 from parity.comparison.invariance.conditions import ALONE, IN_ORDER, batches, compare
 from parity.comparison.invariance.jax_runner import JaxRunner
-from parity.comparison.invariance.report import Change, InvarianceReport
+from parity.comparison.invariance.report import TWICE, Change, InvarianceReport
 from parity.comparison.invariance.torch_runner import NotTestedError, TorchRunner
 from parity.comparison.progress import StepProgress
-from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget, five_sigma_factor
+from parity.comparison.tolerances import (
+    AMPLIFIED_ERROR_FACTOR,
+    FLOAT64_TOLERANCE,
+    MAX_TOLERANCE,
+    PERTURBATION_ROUNDOFFS,
+    ErrorBudget,
+    five_sigma_factor,
+)
 from vit_spec import InputError, nearest
 
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
 Runner = JaxRunner | TorchRunner
+RoundingErrors = dict[tuple[str, str], float]  # relRMS by type and name of the output
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 
@@ -46,7 +54,8 @@ def invariance(
         progress: called with a description of each step when it begins.
 
     Raises:
-        InputError: a framework is not installed, the inputs or outputs have no batch axis, or the model raises an error.
+        InputError: a framework is not installed, the inputs or outputs have no batch axis, or the model raises an error,
+            computes NaN, or amplifies rounding errors so much that a dependence on the batch cannot be told from them.
     """
     if dtype not in get_args(Dtype):
         raise InputError(f"dtype is {dtype!r}: give one of {', '.join(get_args(Dtype))}{nearest(dtype, get_args(Dtype))}")
@@ -72,6 +81,10 @@ def invariance(
     if not others:
         not_tested["other devices"] = f"{runner.device} is the only one"
     changes = with_tolerances(changes, in_order)
+    if _may_be_amplified(changes):
+        progress(f"rounding errors of {runner.framework}")
+        changes = with_tolerances(changes, in_order, _measure_rounding_errors(runner, {"float64", dtype}, arrays))
+        _check_judged(changes)
     return InvarianceReport(runner.framework, dtype, tuple(changes), not_tested, runner.device, runner.versions)
 
 
@@ -99,13 +112,13 @@ def _make_runner(model: Any, params: Any) -> Runner:
 
 
 def _check_inputs(inputs: Any) -> list[Array]:
-    """Return the inputs as arrays; floating-point arrays are rounded to float32, so that all runs have the same inputs."""
+    """Return the inputs as arrays; numbers are rounded to float32 or complex64, so that all runs have the same inputs."""
     given = [np.asarray(x) for x in (inputs if isinstance(inputs, (tuple, list)) else (inputs,))]
     sizes = {x.shape[:1] for x in given}
     if len(sizes) != 1 or not (size := next(iter(sizes))) or size[0] < 2:
         shapes = ", ".join(str(x.shape) for x in given) or "none"
         raise InputError(f"the inputs have shapes {shapes}: axis 0 must be the same batch of at least 2 images in all")
-    return [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in given]
+    return [x if x.dtype.kind in "iub" else x.astype(np.complex64 if x.dtype.kind == "c" else np.float32) for x in given]
 
 
 def _compare_batches(
@@ -114,6 +127,7 @@ def _compare_batches(
     """Return the changes between all batches, and the outputs of the batch in order."""
     count = len(inputs[0])
     in_order = _run(run, inputs, count)
+    _refuse_nan(in_order, dtype)
     single = [_run(run, [x[n : n + 1] for x in inputs], 1) for n in range(count)]
     references = {IN_ORDER: in_order, ALONE: {name: np.concatenate([each[name] for each in single]) for name in in_order}}
     changes = []
@@ -143,6 +157,16 @@ def _run(run: Callable[[Sequence[Array]], Outputs], inputs: Sequence[Array], cou
     return outputs
 
 
+def _refuse_nan(outputs: Outputs, dtype: str) -> None:
+    """Raise an InputError if an output has NaN, which would be equal in all batches; infinities may be those of a mask."""
+    for name, array in outputs.items():
+        if count := sum(np.isnan(image).any() for image in array):
+            raise InputError(
+                f"{name} has NaN in {dtype} for {count} of {len(array)} images: NaN cannot be compared, so give weights "
+                "and inputs for which the model computes none"
+            )
+
+
 def _compare_in_float64(runner: Runner, inputs: list[Array], not_tested: dict[str, str]) -> list[Change]:
     """Return the changes in float64; none, and an entry in `not_tested`, if the model does not compute in float64."""
     try:
@@ -157,17 +181,67 @@ def _compare_in_float64(runner: Runner, inputs: list[Array], not_tested: dict[st
     return changes
 
 
-def with_tolerances(changes: list[Change], outputs: Outputs) -> list[Change]:
-    """Return the changes with their tolerances; see `parity.comparison.invariance.report`."""
+def _may_be_amplified(changes: list[Change]) -> bool:
+    """Return whether a change exceeds its tolerance in a model whose rounding errors can be measured.
+
+    That needs float64, and two runs that agree: the effect of random numbers would be taken for rounding.
+    """
+    twice = [change for change in changes if (change.condition, change.dtype) == (TWICE, "float64")]
+    return bool(twice) and all(change.passed for change in twice) and not all(change.passed for change in changes)
+
+
+def _measure_rounding_errors(runner: Runner, dtypes: Set[str], inputs: list[Array]) -> RoundingErrors:
+    """Return the largest change of each output in two runs in float64 whose operands are perturbed, by type and name.
+
+    Nothing is measured for a model that does not run with perturbed operands.
+    """
+    count = len(inputs[0])
+    reference, found = _run(runner.prepare("float64"), inputs, count), RoundingErrors()
+    for dtype in dtypes:
+        for seed in (0, 1):
+            try:
+                perturbed = _run(runner.prepare("float64", perturbation=(dtype, seed)), inputs, count)
+            except InputError:
+                continue
+            for change in compare("perturbed", dtype, reference, perturbed):
+                key = dtype, change.output
+                found[key] = max(found.get(key, 0.0), change.difference)
+    return found
+
+
+def _check_judged(changes: list[Change]) -> None:
+    """Raise an InputError if a change in float64 is within a tolerance that is too wide to mean anything."""
+    for change in changes:
+        tolerance = change.tolerance or 0.0
+        is_amplified = change.dtype == "float64" and FLOAT64_TOLERANCE < change.difference <= tolerance
+        if is_amplified and tolerance > MAX_TOLERANCE["float64"]:
+            raise InputError(
+                f"float64 cannot tell whether {change.output} depends on the batch: {PERTURBATION_ROUNDOFFS} unit "
+                f"roundoffs at each operation change it by {tolerance / AMPLIFIED_ERROR_FACTOR:.0e} times its size; give "
+                "weights and inputs that amplify rounding errors less"
+            )
+
+
+def with_tolerances(changes: list[Change], outputs: Outputs, rounding: RoundingErrors | None = None) -> list[Change]:
+    """Return the changes with their tolerances; see `parity.comparison.invariance.report`.
+
+    Args:
+        changes: the changes.
+        outputs: the outputs by name, in the lower precision.
+        rounding: measured rounding errors by type and name, as relRMS.
+    """
     exact = [c.difference for c in changes if c.dtype == "float64" and outputs[c.output].dtype.kind not in "iub"]
     largest = max((each for each in exact if np.isfinite(each)), default=0.0)
+    in_float64 = {c.output for c in changes if c.dtype == "float64"}
 
     def tolerance(change: Change) -> float | None:
-        output = outputs[change.output]
+        output, measured = outputs[change.output], (rounding or {}).get((change.dtype, change.output), 0.0)
+        amplified = AMPLIFIED_ERROR_FACTOR * measured if np.isfinite(measured) else 0.0
         if change.dtype == "float64":
-            return FLOAT64_TOLERANCE
+            return max(FLOAT64_TOLERANCE, amplified)
         if output.dtype.kind in "iub":
-            return None
-        return 2 * ErrorBudget(change.dtype, float64_error=largest).tolerance * five_sigma_factor(output.size)
+            return None if change.output in in_float64 else 0.0
+        fixed = 2 * ErrorBudget(change.dtype, float64_error=largest).tolerance * five_sigma_factor(output.size)
+        return max(fixed, amplified) if amplified <= MAX_TOLERANCE[change.dtype] else None
 
     return [replace(change, tolerance=tolerance(change)) for change in changes]

@@ -4,10 +4,18 @@ In float64 a change is rounding if relRMS is at most `FLOAT64_TOLERANCE`, as in 
 with a small weight, changes more.  In the lower precision it is rounding if relRMS is at most twice the tolerance of G1
 or G2, because each of the two results may differ from the exact one by that tolerance.  Like there, the tolerance is
 wider for functions that amplify rounding errors, which the largest change in float64 shows, and for few entries.
+
+Where a change is more than that, the rounding errors of these weights and inputs are measured as in `check`: every operand
+of every operation is perturbed by up to `PERTURBATION_ROUNDOFFS` unit roundoffs, and the tolerance is the largest change of
+an output in float64, times `AMPLIFIED_ERROR_FACTOR`.  In a Flax model the weights and the inputs are perturbed, and not the
+operands in between.  Nothing is measured if a second run differs.  `invariance` raises an error if rounding explains a
+change in float64, but the tolerance is more than `MAX_TOLERANCE`; in the lower precision such an output is not judged.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, UNIT_ROUNDOFF
@@ -26,12 +34,13 @@ class Change:
         output: "output", "output.logits", ...
         bit_equal: whether all entries are equal, bit for bit.
         difference: relRMS of the image that changes most; the root-mean-square of an image counts as at least that of
-            all images.
+            all images.  Integers are equal or not, and entries that a mask has made huge count as 1, as in `assert_parity`.
         largest: the largest absolute difference of an entry.
         ulps: the largest number of steps between neighbouring numbers of the type that separate two entries; it is large
             where an entry is near zero, and None if an entry is not finite or an integer.
-        tolerance: the largest `difference` that counts as rounding; None for integers, such as an argmax, in the lower
-            precision, because rounding errors may change them.
+        tolerance: the largest `difference` that counts as rounding.  None for integers, such as an argmax, in the lower
+            precision, because rounding errors may change them: they are judged in float64, and if that was not tested, the
+            tolerance is 0.  None too for outputs that are mostly rounding error in the lower precision.
     """
 
     condition: str
@@ -47,6 +56,13 @@ class Change:
     def passed(self) -> bool:
         """Whether the change is at most rounding."""
         return self.tolerance is None or self.difference <= self.tolerance
+
+    @property
+    def excess(self) -> float:
+        """The difference relative to its tolerance; 0 if it is not judged."""
+        if self.tolerance is None or not self.difference:
+            return 0.0
+        return self.difference / self.tolerance if self.tolerance else math.inf
 
 
 @dataclass(frozen=True)
@@ -84,7 +100,7 @@ class InvarianceReport:
         """The change that is largest relative to its tolerance; a failure of "run twice" comes first."""
         failed = [change for change in self.changes if not change.passed]
         candidates = [change for change in failed if change.condition == TWICE] or failed or list(self.changes)
-        return max(candidates, key=lambda each: each.difference / each.tolerance if each.tolerance else 0.0)
+        return max(candidates, key=attrgetter("excess"))
 
     @property
     def verdict(self) -> str:
@@ -97,11 +113,18 @@ class InvarianceReport:
         if self.bit_equal:
             conditions = {change.condition for change in self.changes if change.dtype == self.dtype}
             return f"PASS: bit-equal in {self.dtype} under all {len(conditions)} conditions"
-        [*_, largest] = sorted((c for c in self.changes if c.dtype == self.dtype), key=lambda change: change.difference)
-        return (
-            f"PASS: the outputs change by rounding alone, by up to {largest.difference:.1e} in {self.dtype} "
-            f"({largest.condition})"
-        )
+        return f"PASS: {'; '.join(self._success_texts())}"
+
+    def _success_texts(self) -> Iterator[str]:
+        """Yield what changes in `dtype`: outputs that are judged there, and outputs that only float64 judges."""
+        changed = [change for change in self.changes if change.dtype == self.dtype and not change.bit_equal]
+        judged = [change for change in changed if change.tolerance is not None]
+        if judged:
+            largest = max(judged, key=attrgetter("difference"))
+            size = f"by up to {largest.difference:.1e} in {self.dtype} ({largest.condition})"
+            yield f"the outputs change by rounding alone, {size}"
+        for name, condition in {c.output: c.condition for c in reversed(changed) if c.tolerance is None}.items():
+            yield f"{name} changes in {self.dtype} ({condition}), but is judged in float64 alone"
 
     def facts(self) -> dict[str, Any]:
         """Return everything for JSON; infinite numbers and NaN become null."""
@@ -136,6 +159,11 @@ class InvarianceReport:
         if not worst.passed and worst.dtype == "float64":
             if UNIT_ROUNDOFF["float32"] / 10 < worst.difference < FLOAT32_TOLERANCE:
                 yield "hint: the change is as large as float32 rounding; does a part of the model cast to float32?"
+        if not worst.passed and not worst.tolerance:
+            yield (
+                "hint: rounding too may change integers, and float64, which would tell, was not tested; return what "
+                f"{worst.output} is computed from"
+            )
 
     def _table_lines(self) -> Iterator[str]:
         """Yield a line for each condition and type, with the output that changes most."""

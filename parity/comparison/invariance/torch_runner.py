@@ -1,8 +1,8 @@
 """Runs of a PyTorch module for `parity.invariance`: in a dtype, on a device, on a number of threads."""
 
-import copy
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from parity.checkpoints.arrays import as_array
 from parity.comparison.any_model.outputs import named_arrays
+from parity.comparison.any_model.torch_runner import cast_tensor, copy_in_dtype
+from parity.comparison.monte_carlo_arithmetic import perturb_operands
 from parity.comparison.torch_settings import full_float32
 
 Array = NDArray[Any]
@@ -47,15 +49,18 @@ class TorchRunner:
         here = str(torch.device("cuda:0")) if self.device == "cuda" else self.device
         return [name for name in names if name != here]
 
-    def prepare(self, dtype: str, device: str | None = None) -> Run:
+    def prepare(self, dtype: str, device: str | None = None, perturbation: tuple[str, int] | None = None) -> Run:
         """Return a function that runs a copy of the module, in its mode, on arrays that are cast to `dtype`.
 
         Buffers, such as running statistics, are the same at the start of each run.
+
+        perturbation: a type and a seed: all operands are perturbed by a few unit roundoffs of that type; see
+            `parity.comparison.monte_carlo_arithmetic`.
         """
         import torch
 
         device = device or ("cpu" if dtype == "float64" else self.device)
-        own = copy.deepcopy(self._module).to(device, getattr(torch, dtype))
+        own = copy_in_dtype(self._module, dtype, device)
         buffers = {key: buffer.clone() for key, buffer in own.named_buffers()}
 
         def run(inputs: Sequence[Array]) -> Mapping[str, Array]:
@@ -63,7 +68,9 @@ class TorchRunner:
             with torch.no_grad(), full_float32(torch):
                 for key, buffer in own.named_buffers():
                     buffer.copy_(buffers[key])
-                returned = own(*(_to_tensor(x, dtype).to(device) for x in inputs))
+                tensors = [cast_tensor(torch.tensor(x), dtype).to(device) for x in inputs]
+                with perturb_operands(*perturbation) if perturbation else nullcontext():
+                    returned = own(*tensors)
                 return {name: as_array(tensor.contiguous()) for name, tensor in named_arrays(returned)}
 
         return run
@@ -92,10 +99,3 @@ class TorchRunner:
 
 class NotTestedError(Exception):
     """A condition cannot be tested; the message says why."""
-
-
-def _to_tensor(x: Array, dtype: str) -> Any:
-    import torch
-
-    tensor = torch.tensor(x)
-    return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor

@@ -44,7 +44,7 @@ def twins_invariance(
     """Test both twins in inference mode on `BATCH` images of normal noise; see `invariance`.
 
     Raises:
-        InputError: a framework is not installed, or the seed is negative.
+        InputError: a framework is not installed, the seed is negative, or `invariance` refuses the outputs.
     """
     import torch
 

@@ -158,6 +158,14 @@ def test_an_infinite_error_is_written_as_javascript_reads_it():
     assert (cell.text, cell.attributes["data-v"]) == ("∞", "Infinity")
 
 
+def test_the_reason_of_an_infinite_error_is_told_once():
+    first, *rest = failing_report().origins
+    origins = [replace(first, error=float("inf"), reason=reason) for reason in ("not finite", "missing", "missing")]
+    (section,) = render_page(replace(failing_report(), origins=(*origins, *rest))).all("section", id="failure")
+    assert "∞: JAX gives NaN or infinities in float64 on the same inputs." in section.text
+    assert section.text.count("∞: only one twin computes it.") == 1
+
+
 # Self-contained ------------------------------------------------------------------------------------------------------
 
 

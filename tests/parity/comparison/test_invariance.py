@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import subprocess
 import sys
@@ -195,6 +196,122 @@ def test_noise_in_jax_fails_as_not_deterministic() -> None:
     assert report.not_tested["threads"].startswith("the program does not run in another process (")
 
 
+class BatchMean(nn.Linear):
+    """Adds half of the mean of the batch to the outputs, and appends a constant."""
+
+    def __init__(self, constant: float) -> None:
+        super().__init__(4, 3)
+        self.constant = constant
+
+    def forward(self, x: Any) -> Any:
+        y = super().forward(x)
+        return torch.cat([y + 0.5 * y.mean(0), torch.full_like(y, self.constant)], 1)
+
+
+def test_outputs_with_nan_are_refused() -> None:
+    """The same NaN in every batch would hide the mean of the batch."""
+    with pytest.raises(InputError, match=r"^output has NaN in float32 for 5 of 5 images: "):
+        parity.invariance(BatchMean(math.nan), ROWS)
+
+
+class Rotated(nn.Module):
+    """Multiplies the inputs by a complex buffer; the imaginary part of the product is that of the image before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turns", torch.polar(torch.ones(4), torch.linspace(0, 3, 4)))
+
+    def forward(self, x: Any) -> Any:
+        turned = x * self.turns
+        return torch.cat([turned.real, turned.imag.roll(1, 0)], 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.filterwarnings("error")
+def test_the_imaginary_part_of_a_complex_buffer_is_kept(dtype: Any) -> None:
+    assert not parity.invariance(Rotated(), ROWS, dtype=dtype).passed
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_imaginary_part_of_complex_inputs_is_kept(without_processes: None) -> None:
+    z = ROWS + 1j * ROWS[:, ::-1]
+    assert not parity.invariance(Rotated(), z).passed
+    assert not parity.invariance(lambda params, x: jnp.roll(x.imag, 1, 0) @ params["kernel"], z, KERNEL).passed
+
+
+@pytest.mark.parametrize("mask", [-1e18, torch.finfo(torch.float32).min, -math.inf])
+def test_entries_of_a_mask_do_not_hide_the_others(mask: float) -> None:
+    report = parity.invariance(BatchMean(mask), ROWS)
+    assert not report.passed and report.worst.difference > 0.1
+
+
+def test_infinite_entries_of_a_mask_are_no_change(without_processes: None) -> None:
+    def masked(params: Any, x: Any) -> Any:
+        return jnp.where(x > 0, x, -jnp.inf)
+
+    assert parity.invariance(masked, ROWS, KERNEL).bit_equal
+
+
+# Amplified rounding errors --------------------------------------------------------------------------------------------
+
+
+def amplified(x: Any, factor: float, leak: float = 0.0) -> Any:
+    """Return sines, which amplify rounding errors by the factor, and a part of their mean over the batch."""
+    y = (jnp if isinstance(x, jax.Array) else torch).sin(factor * x)
+    return y + leak * y.mean(0)
+
+
+class Amplified(nn.Linear):
+    """Sums over 512 inputs, which are rounded differently alone and in a batch, and their sines."""
+
+    def __init__(self, factor: float, leak: float = 0.0) -> None:
+        torch.manual_seed(0)
+        super().__init__(512, 64)
+        self.factor, self.leak = factor, leak
+
+    def forward(self, x: Any) -> Any:
+        return amplified(super().forward(x), self.factor, self.leak)
+
+
+LONG_ROWS = RNG.standard_normal((5, 512)).astype(np.float32)
+LONG_KERNEL = {"kernel": RNG.standard_normal((512, 64)).astype(np.float32)}
+
+
+def test_a_torch_module_that_amplifies_rounding_errors_passes() -> None:
+    report = parity.invariance(Amplified(1e4), LONG_ROWS)
+    assert of(report, "alone and in a batch of 5", "float64").difference > 1e-12, "nothing was amplified"
+    assert report.passed, str(report)
+
+
+def test_a_flax_function_that_amplifies_rounding_errors_passes(without_processes: None) -> None:
+    report = parity.invariance(lambda params, x: amplified(x @ params["kernel"], 1e3), LONG_ROWS, LONG_KERNEL)
+    assert of(report, "alone and in a batch of 5", "float64").difference > 1e-12, "nothing was amplified"
+    assert report.passed, str(report)
+
+
+def test_a_dependence_on_the_batch_fails_in_models_that_amplify_rounding_errors(without_processes: None) -> None:
+    def leaking(params: Any, x: Any) -> Any:
+        return amplified(x @ params["kernel"], 1e3, leak=1e-6)
+
+    reports = parity.invariance(Amplified(1e4, 1e-6), LONG_ROWS), parity.invariance(leaking, LONG_ROWS, LONG_KERNEL)
+    for report in reports:
+        assert report.verdict.startswith("FAIL, not invariant: ") and report.worst.dtype == "float64"
+
+
+def test_noise_is_not_measured_as_rounding() -> None:
+    class Noisy(Amplified):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + torch.rand(())
+
+    report = parity.invariance(Noisy(1e4), LONG_ROWS)
+    assert report.verdict.startswith("FAIL, not deterministic: ")
+
+
+def test_outputs_that_are_all_rounding_error_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^float64 cannot tell whether output depends on the batch: 16 unit roundoffs"):
+        parity.invariance(Amplified(1e11), LONG_ROWS)
+
+
 # What is measured -----------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +380,34 @@ def test_a_model_that_does_not_compute_in_float64_is_tested_in_float32_alone() -
     report = parity.invariance(Fixed(4, 3), ROWS)
     assert report.passed and {change.dtype for change in report.changes} == {"float32"}
     assert report.not_tested["float64"] == "output is float32 with weights and inputs in float64"
+
+
+class Largest(nn.Linear):
+    """Returns the index of the largest output, which changes in float32 with each run; float64 may be refused."""
+
+    def __init__(self, *, has_float64: bool) -> None:
+        super().__init__(4, 3)
+        self.has_float64, self.runs = has_float64, 0
+
+    def forward(self, x: Any) -> Any:
+        if x.dtype == torch.float64:
+            if not self.has_float64:
+                raise RuntimeError("no kernel")
+            return super().forward(x).argmax(1)
+        self.runs += 1
+        return torch.full((len(x),), self.runs)
+
+
+def test_integers_that_change_fail_if_float64_was_not_tested() -> None:
+    report = parity.invariance(Largest(has_float64=False), ROWS)
+    assert report.verdict.startswith("FAIL, not deterministic: run twice: output differs by 1.0e+00 in float32")
+    assert "hint: rounding too may change integers, and float64, which would tell, was not tested" in str(report)
+
+
+def test_integers_that_change_in_float32_alone_pass_and_are_not_called_rounding() -> None:
+    report = parity.invariance(Largest(has_float64=True), ROWS)
+    assert report.passed and "by rounding alone" not in report.verdict
+    assert report.verdict == "PASS: output changes in float32 (run twice), but is judged in float64 alone"
 
 
 def test_the_steps_between_neighbouring_numbers_are_counted_across_zero() -> None:

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 pytest.importorskip("jax")
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 import vit_spec
 import vit_torch
 from parity.checkpoints.weights import as_checkpoint
 from parity.comparison.disk_cache import DiskCache
-from parity.comparison.forward_backward import PassInputs, TorchTwin
-from parity.comparison.localisation import Part
+from parity.comparison.forward_backward import PassInputs, PassResult, TorchTwin
+from parity.comparison.localisation import Part, check_in_isolation
 from parity.comparison.report import Report
 from parity.comparison.tolerances import ErrorBudget, ErrorNorms
 from parity.comparison.twins import compare
@@ -71,6 +71,32 @@ def test_swap_bisection_finds_the_block_that_isolation_names(monkeypatch: pytest
         "operation": "",
         "way": "forward",
     }
+
+
+def test_a_twin_that_overflows_in_float32_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, weights = vit_torch.ViT, perturbed_params(CONFIG)
+
+    class Overflowing(original):  # type: ignore[misc, valid-type]
+        def __init__(self, config: Any, execution: Any = None) -> None:
+            super().__init__(config, execution)
+            factor = torch.inf if execution.dtype == torch.float32 else 1
+            self.blocks[2].norm2.register_forward_hook(lambda norm, given, returned: returned * factor)
+
+    monkeypatch.setattr(vit_torch, "ViT", Overflowing)
+    report = compare_small(params=weights, backward=False)
+    assert report.verdict.startswith(
+        "FAIL: the first part that differs is blocks.2.norm2, PyTorch gives NaN or infinities in float32 on the same inputs"
+    )
+    assert {origin.reason for origin in report.origins} == {"not finite"}
+    assert not report.unjudged, "what fails is judged"
+
+
+def test_an_intermediate_of_one_twin_is_missing_in_the_other() -> None:
+    value = np.ones((2, 3))
+    one, other = PassResult({"embed": value, "extra": value}), PassResult({"embed": value * np.nan})
+    origins = check_in_isolation(one, other, "jax").origins
+    assert {origin.name: origin.reason for origin in origins} == {"embed": "not finite", "extra": "missing"}
+    assert {origin.error for origin in origins} == {np.inf}
 
 
 def test_stochastic_depth_changes_the_loss_and_is_the_same_in_both_twins() -> None:
