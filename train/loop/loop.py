@@ -233,7 +233,13 @@ class Loop:
             self.last_raw = self._compute_metrics(results[1])
             self.run.log("held_out_raw", self.done, self._epoch, self.last_raw)
         self.display.print_evaluation(self.done, self._epoch, self._mean_metrics, self.last, self.last_raw)
-        if self.run.has_tensorboard and not self.engine.is_distributed:
+        for which, metrics in {"held-out loss": self.last, "held-out loss of the raw weights": self.last_raw}.items():
+            if metrics and not math.isfinite(metrics["loss"]):
+                self.display.print_line(
+                    f"the {which} is {metrics['loss']}: these weights are not the best, whatever their "
+                    f"{PRIMARY_METRIC[self.task]}"
+                )
+        if self.run.has_tensorboard and not self.engine.is_distributed and math.isfinite(self.last["loss"]):
             maps = patch_attention(self.engine.attention_maps(first_images), self.train.config)
             self.run.log_image("attention", self.done, image_grid(overlay_attention(first_images, maps)))
         is_better = self._is_better(self.last, self.best)
@@ -257,7 +263,10 @@ class Loop:
         }
 
     def _is_better(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
+        """Whether metrics of an evaluation are better than the best; not if its loss is not finite: the model is broken."""
         name = PRIMARY_METRIC[self.task]
+        if not math.isfinite(metrics["loss"]):
+            return False
         return not best or is_better(name, metrics[name], than=best[name])
 
     def _save_checkpoint(self) -> None:

@@ -26,6 +26,7 @@ from tests import ROOT
 from train.cli import main
 from train.data.batches import Batch
 from train.data.sources import open_dataset
+from train.loop.checkpoint_folder import checkpoint_rank
 from train.loop.engine import Engine, EvalOutput, RestoredCheckpoint
 from train.loop.loop import METRICS_DELAY
 from train.loop.loop_state import LoopState, equal_metrics
@@ -163,20 +164,20 @@ class Declining(FakeEngine):
 
     def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
         super().__init__(config, recipe, **options)
-        self.__steps = 0
+        self.step_number = 0
 
     def step(self, batch: Batch) -> Mapping[str, float]:
-        self.__steps += 1
+        self.step_number += 1
         return super().step(batch)
 
     def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         restored = super().restore_checkpoint(step)
-        self.__steps = restored[0] if restored else 0
+        self.step_number = restored[0] if restored else 0
         return restored
 
     def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
         found = super().evaluate(batch)
-        wrong = batch.targets >= self.right[self.__steps - 1]
+        wrong = batch.targets >= self.right[self.step_number - 1]
         outputs = np.where(wrong[:, None], np.roll(found.outputs.array, 1, axis=1), found.outputs.array)  # type: ignore[union-attr]
         return found._replace(outputs=outputs)
 
@@ -213,6 +214,28 @@ def test_a_run_that_has_stopped_early_stays_so_until_it_gets_more_patience(
 def test_the_last_evaluation_is_no_early_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_training(replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="5steps", patience=3), Declining) == 0
     assert "stopped early" not in capsys.readouterr().out
+
+
+class Exploding(Declining):
+    """An engine whose outputs are NaN from the third evaluation on, for which `right` counts."""
+
+    right = (1, 1, 10, 10)
+
+    def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
+        found = super().evaluate(batch)
+        return found._replace(losses=np.full(len(batch.rows), np.nan)) if self.step_number > 2 else found
+
+
+def test_an_evaluation_whose_loss_is_not_finite_is_never_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="4steps")
+    assert run_training(recipe, Exploding) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("the held-out loss is nan: these weights are not the best, whatever their accuracy") == 2
+    state = LoopState.from_json(json.loads((tmp_path / "run/checkpoints/4/state.json").read_text()), "accuracy")
+    assert state is not None and state.best["accuracy"] < 0.2 and state.last["accuracy"] == 1
+    assert state.evaluations_since_best == 3 and checkpoint_rank("classes", state) is None
 
 
 # Resuming with changes ------------------------------------------------------------------------------------------------
