@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -981,6 +982,19 @@ def test_events_that_cannot_be_written_raise_and_do_not_block(tmp_path: Path) ->
         for step in range(20):
             events.add_image(step, "noise", noise)
     events.close()
+
+
+@pytest.mark.parametrize("after", [0, 10])
+def test_events_hide_those_of_later_steps_in_earlier_files(after: int, tmp_path: Path) -> None:
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    EventWriter(tmp_path, after).close()
+    [content], offset, events = [path.read_bytes() for path in tmp_path.iterdir()], 0, []
+    while offset < len(content):
+        (length,) = struct.unpack_from("<Q", content, offset)
+        events.append(Event.FromString(content[offset + 12 : offset + 12 + length]))
+        offset += length + 16
+    assert (events[-1].session_log.status, events[-1].step) == (SessionLog.START, after + 1)
 
 
 def test_writing_events_does_not_import_torch(tmp_path: Path) -> None:
