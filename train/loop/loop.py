@@ -133,6 +133,8 @@ class Loop:
     def _train(self, batches: Iterator[Batch]) -> None:
         """Train to the last step, until a signal asks to stop, or until evaluations are no longer better."""
         for step, batch in enumerate(batches, self.done):
+            if self._profile.begins_at(step + 1):
+                self._finish_steps(delay=0)
             self._profile.begin(step + 1)
             self._pending.append((step, batch, self.engine.step(batch)))
             if self.run.has_tensorboard and step in (0, self.schedule.total - 1):
@@ -330,6 +332,10 @@ class Loop:
         self._weight_files.recorded = dict(state.best_files)
         self.run.resume_at(self.done, state.seconds, is_evaluated=self._is_evaluated)
         self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
+        if (steps := self.recipe.profile) and steps[1] <= self.done:
+            self.display.print_line(
+                f"--profile {steps[0]} {steps[1]}: the run has done these steps already, and can profile only later ones"
+            )
         if (missing := state.num_records - len(self.run.records)) > 0:
             self.display.print_line(
                 f"{self.run.path / 'metrics.jsonl'} lacks {missing:,} of the {state.num_records:,} records up to this "

@@ -77,6 +77,8 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     rows = {ended: f"{loop.done:,} of {loop.schedule.total:,} steps in {run.seconds:.0f} s"}
     if loop.is_stopped_early:
         rows["stopped early"] = f"{loop.evaluations_since_best} evaluations without a better {metric} (--patience)"
+    if (steps := loop.recipe.profile) and loop.done < steps[0] and not loop.interrupted:
+        rows["not profiled"] = f"the run ended at step {loop.done:,}, before those of --profile {steps[0]} {steps[1]}"
     if loop.unreadable:
         n = len(loop.unreadable)
         rows["unreadable"] = f"{n} image{'s' * (n > 1)}: {', '.join(sorted(loop.unreadable)[:3])}{', ...' * (n > 3)}"

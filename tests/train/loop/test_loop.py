@@ -238,6 +238,66 @@ def test_an_evaluation_whose_loss_is_not_finite_is_never_the_best(
     assert state.evaluations_since_best == 3 and checkpoint_rank("classes", state) is None
 
 
+# Profile --------------------------------------------------------------------------------------------------------------
+
+
+class Profiled(Declining):
+    """An engine that records when metrics are read and when a profile starts and stops."""
+
+    recorded: ClassVar[list[str]] = []
+
+    def step(self, batch: Batch) -> Mapping[str, Any]:
+        metrics, number = super().step(batch), self.step_number
+
+        class Loss:
+            def __float__(self) -> float:
+                Profiled.recorded.append(f"step {number} is finished")
+                return 1.0
+
+        self.recorded.append(f"step {number} is started")
+        return {**metrics, "loss": Loss()}
+
+    def profile(self, folder: Path | None) -> None:
+        self.recorded.append("stop" if folder is None else "start")
+
+
+@pytest.fixture
+def profile_recipe(tmp_path: Path) -> Recipe:
+    Profiled.recorded.clear()
+    return replace(RECIPE, run=str(tmp_path / "run"), epochs="8steps", eval_every="8steps", save_every="8steps")
+
+
+def profiled_steps() -> list[str]:
+    """Return what was recorded from the start of the profile until its end."""
+    return Profiled.recorded[Profiled.recorded.index("start") + 1 : Profiled.recorded.index("stop")]
+
+
+def test_a_profile_has_its_steps_and_no_part_of_others(profile_recipe: Recipe) -> None:
+    assert run_training(replace(profile_recipe, profile=(4, 5)), Profiled) == 0
+    assert profiled_steps() == [f"step {number} is {what}" for what in ("started", "finished") for number in (4, 5)]
+
+
+def test_a_resumed_run_profiles_the_steps_that_are_left(profile_recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_training(replace(profile_recipe, epochs="4steps"), Profiled) == 0
+    source = open_dataset("digits")
+    for steps in ((3, 6), (2, 7)):
+        Profiled.recorded.clear()
+        recipe = replace(profile_recipe, profile=steps)
+        assert train(Request("test", recipe, source, "python -m train.fake", may_change=True), Profiled) == 0
+        if steps == (3, 6):
+            assert [each for each in profiled_steps() if "started" in each] == ["step 5 is started", "step 6 is started"]
+    assert not Profiled.recorded
+    assert "--profile 2 7: the run has done these steps already, and can profile only later" in capsys.readouterr().out
+
+
+def test_a_run_that_ends_before_the_steps_to_profile_says_so(
+    profile_recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(profile_recipe, eval_every="1steps", patience=2, profile=(6, 7))
+    assert run_training(recipe, Profiled) == 0
+    assert re.search("not profiled +the run ended at step 4, before those of --profile 6 7", capsys.readouterr().out)
+
+
 # Resuming with changes ------------------------------------------------------------------------------------------------
 
 SMALL = ["--config", "tiny", "--epochs", "4steps", "--eval-every", "2steps", "--save-every", "2steps", "--no-tensorboard"]
