@@ -30,6 +30,9 @@ from vit_spec import InputError
 from vit_spec.printable import escape_surrogates
 
 METRICS_DELAY = 2  # steps by which metrics are read late, so that the devices need not wait for the host between two steps
+# Steps in a row that `--non-finite skip` skips: after so many bad batches, the weights must be the cause.  The docstring of
+# `Recipe.non_finite` has it too.
+MAX_SKIPPED = 20
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -74,6 +77,7 @@ class Loop:
         self.evaluations_since_best = 0
         self.unreadable: set[str] = set()
         self.skipped = 0
+        self._skipped_in_a_row = 0
         self._recent_metrics: list[dict[str, float]] = []  # one of each step since the last record in metrics.jsonl
         self._mean_metrics: dict[str, float] = {}  # the last record
         self._weight_files = WeightFiles(self.engine, self.run, self.display)
@@ -93,7 +97,8 @@ class Loop:
         The end is the last step of the schedule, or earlier if `is_stopped_early`.
 
         Raises:
-            Diverged: the loss or the gradient norm is not finite, and the recipe does not skip such steps.
+            Diverged: the loss or the gradient norm is not finite, and the recipe does not skip such steps, or has skipped
+                `MAX_SKIPPED` in a row.
             InputError: an image cannot be read, or a file cannot be written.  A checkpoint is saved first, if possible.
         """
         self._resume()
@@ -180,8 +185,12 @@ class Loop:
                 self.done = step
                 raise Diverged(f"{self._not_finite(step, batch, metrics)}: {self._remedy()}")
             self.skipped += 1
+            self._skipped_in_a_row += 1
             self.display.print_line(f"{self._not_finite(step, batch, metrics)}; the step is skipped")
+            if self._skipped_in_a_row == MAX_SKIPPED:
+                raise Diverged(f"{self._not_finite(step, batch, metrics)}: {self._remedy_after_skips()}")
         else:
+            self._skipped_in_a_row = 0
             self._recent_metrics.append(metrics)
         self.display.step(self.done, self._epoch, metrics, updates_throughput=updates_throughput)
         if self.done % self.recipe.log_every == 0 or self.done == self.schedule.total:
@@ -202,8 +211,15 @@ class Loop:
         if self._saved_step < 0:
             # The engine still has the weights before this step: neither this step nor a later one changes them.
             self._weight_files.write_newest()
-            where = f"the last good weights are in {self.run.weights}"
+            where = f"the weights before this step are in {self.run.weights}"  # they may be the cause
         return f"check the images, resume with --non-finite skip, or start again with a lower --optimizer.lr; {where}"
+
+    def _remedy_after_skips(self) -> str:
+        best = f", or --init {self.run.path} from its best weights" if self.best else ""
+        return (
+            f"{MAX_SKIPPED} steps in a row are skipped, so the weights are broken: start again with a lower --optimizer.lr"
+            f"{best}"
+        )
 
     # Evaluation and checkpoints ----------------------------------------------------------------------------------
 

@@ -166,7 +166,7 @@ class Recipe:
     keep: int = 2
     """Number of the newest checkpoints to keep; the checkpoint of the best evaluation is kept too."""
     non_finite: Literal["stop", "skip"] = "stop"
-    """On a loss or gradient that is not finite: stop; or skip the step and report it."""
+    """On a loss or gradient that is not finite: stop; or skip the step and report it, and stop after 20 in a row."""
     tensorboard: bool = True
     """Write TensorBoard events too: tensorboard --logdir runs"""
     wandb: str | None = None

@@ -28,7 +28,7 @@ from train.data.batches import Batch
 from train.data.sources import open_dataset
 from train.loop.checkpoint_folder import checkpoint_rank
 from train.loop.engine import Engine, EvalOutput, RestoredCheckpoint
-from train.loop.loop import METRICS_DELAY
+from train.loop.loop import MAX_SKIPPED, METRICS_DELAY
 from train.loop.loop_state import LoopState, equal_metrics
 from train.loop.request import Request
 from train.loop.session import train
@@ -236,6 +236,41 @@ def test_an_evaluation_whose_loss_is_not_finite_is_never_the_best(
     state = LoopState.from_json(json.loads((tmp_path / "run/checkpoints/4/state.json").read_text()), "accuracy")
     assert state is not None and state.best["accuracy"] < 0.2 and state.last["accuracy"] == 1
     assert state.evaluations_since_best == 3 and checkpoint_rank("classes", state) is None
+
+
+class Broken(FakeEngine):
+    """An engine whose loss is NaN at the steps `broken`, from 1."""
+
+    broken = range(2, 100)
+    num_steps = 0
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        self.num_steps += 1
+        return {**super().step(batch), "loss": math.nan if self.num_steps in self.broken else 1.0}
+
+
+def test_a_run_stops_when_many_steps_in_a_row_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs="60steps", eval_every="1steps", non_finite="skip")
+    assert run_training(recipe, Broken) == 1
+    printed = capsys.readouterr()
+    assert printed.out.count("the step is skipped") == MAX_SKIPPED
+    assert printed.err.startswith(f"error: loss is nan at step {MAX_SKIPPED + 1} ") and printed.err.count("\n") == 1
+    assert f"{MAX_SKIPPED} steps in a row are skipped, so the weights are broken: start again with" in printed.err
+    assert f"or --init {tmp_path / 'run'} from its best weights" in printed.err
+
+
+def test_bad_batches_between_good_ones_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "broken", {*range(2, 100)} - {MAX_SKIPPED})
+    epochs = f"{2 * MAX_SKIPPED - 1}steps"
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs=epochs, eval_every=epochs, non_finite="skip")
+    assert run_training(recipe, Broken) == 0
+
+
+def test_a_loss_that_is_not_finite_names_the_weights_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They may be broken: a loss that is not finite can follow from the update before."""
+    assert run_training(replace(RECIPE, run=str(tmp_path / "run")), Broken) == 1
+    where = tmp_path / "run" / "weights.safetensors"
+    assert f"lower --optimizer.lr; the weights before this step are in {where}" in capsys.readouterr().err
 
 
 # Profile --------------------------------------------------------------------------------------------------------------
