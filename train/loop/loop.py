@@ -79,7 +79,7 @@ class Loop:
         self.skipped = 0
         self._skipped_in_a_row = 0
         self._recent_metrics: list[dict[str, float]] = []  # one of each step since the last record in metrics.jsonl
-        self._mean_metrics: dict[str, float] = {}  # the last record
+        self._mean_metrics: dict[str, float] = {}  # the record after this step; {} if there is none
         self._weight_files = WeightFiles(self.engine, self.run, self.display)
         self._pending = deque[tuple[int, Batch, Mapping[str, SupportsFloat]]]()  # steps whose metrics are not read yet
         self._profile = Profile(self.engine, self.run.path / "profile", self.recipe.profile)
@@ -193,11 +193,9 @@ class Loop:
             self._skipped_in_a_row = 0
             self._recent_metrics.append(metrics)
         self.display.step(self.done, self._epoch, metrics, updates_throughput=updates_throughput)
+        self._mean_metrics = {}
         if self.done % self.recipe.log_every == 0 or self.done == self.schedule.total:
-            mean = {
-                name: float(np.mean([m[name] for m in self._recent_metrics])) for name in metrics if self._recent_metrics
-            }
-            self._mean_metrics = mean | {"lr": metrics["lr"]}
+            self._mean_metrics = _mean(self._recent_metrics) | {"lr": metrics["lr"]}
             self.run.log("train", self.done, self._epoch, self._mean_metrics)
             self._recent_metrics.clear()
 
@@ -250,7 +248,8 @@ class Loop:
         if self.engine.has_ema:
             self.last_raw = self._compute_metrics(results[1])
             self.run.log("held_out_raw", self.done, self._epoch, self.last_raw)
-        self.display.print_evaluation(self.done, self._epoch, self._mean_metrics, self.last, self.last_raw)
+        training = self._mean_metrics or _mean(self._recent_metrics)
+        self.display.print_evaluation(self.done, self._epoch, training, self.last, self.last_raw)
         for which, metrics in {"held-out loss": self.last, "held-out loss of the raw weights": self.last_raw}.items():
             if metrics and not math.isfinite(metrics["loss"]):
                 self.display.print_line(
@@ -390,6 +389,11 @@ class Loop:
     @property
     def _epoch(self) -> float:
         return self.schedule.epoch(self.done)
+
+
+def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """Return the means of the metrics of several steps; {} of none."""
+    return {name: float(np.mean([each[name] for each in metrics])) for name in (metrics[0] if metrics else ())}
 
 
 def _unreadable_names(loader: DataLoader, batch: Batch) -> set[str]:

@@ -238,6 +238,27 @@ def test_an_evaluation_whose_loss_is_not_finite_is_never_the_best(
     assert state.evaluations_since_best == 3 and checkpoint_rank("classes", state) is None
 
 
+class Rising(Declining):
+    """An engine whose loss is the number of the step; that of step 18 and later ones is NaN."""
+
+    right = (5,) * 20
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        metrics = super().step(batch)
+        return {**metrics, "loss": self.step_number if self.step_number < 18 else math.nan}
+
+
+def test_the_line_of_an_evaluation_has_the_training_metrics_since_the_last_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs="19steps", save_every="19steps", non_finite="skip")
+    assert run_training(replace(recipe, log_every=6, eval_every="3steps"), Rising) == 0
+    printed = capsys.readouterr().out
+    means = {"3": "2.0000", "6": "3.5000", "9": "8.0000", "12": "9.5000", "15": "14.0000", "18": "15.0000"}
+    assert dict(re.findall(r"step +(\d+)/19  loss (\S+) ", printed)) == means
+    assert re.search(r"step 19/19  \| held out", printed)  # no step since the record counts
+
+
 class Broken(FakeEngine):
     """An engine whose loss is NaN at the steps `broken`, from 1."""
 
