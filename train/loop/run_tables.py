@@ -165,8 +165,11 @@ def ineffective_settings(recipe: Recipe, task: Task, schedule: Schedule) -> list
         notes.append(
             f"a batch is larger than the training set: each image is in it {1 / schedule.steps_per_epoch:.1f} times"
         )
-    if schedule.warmup >= schedule.total:
-        rate = schedule.learning_rate(recipe, schedule.total - 1)
+    rate = schedule.learning_rate(recipe, schedule.total - 1)
+    if rate == 0:  # of all steps, only the first of a warm-up has none: it is the last one too
+        advice = "more --epochs or --warmup 0" if recipe.optimizer.lr else "a larger --optimizer.lr"
+        notes.append(f"the learning rate is 0 at every step, and nothing is trained: give {advice}")
+    elif schedule.warmup >= schedule.total:
         notes.append(f"the warm-up is at least as long as the run: the learning rate ends at {rate:.2g}")
     elif schedule.warmup + schedule.cooldown > schedule.total:
         notes.append("the cooldown begins before the warm-up ends: the learning rate does not reach its peak")

@@ -565,13 +565,24 @@ def test_steps_to_profile_that_the_run_does_not_have_are_refused() -> None:
             {"warmup": "38steps"},
             ["the warm-up is at least as long as the run: the learning rate ends at 0.0005"],
         ),
+        (
+            "classes",
+            {"epochs": "1steps"},
+            ["the learning rate is 0 at every step, and nothing is trained: give more --epochs or --warmup 0"],
+        ),
+        ("classes", {"epochs": "1steps", "warmup": 0}, []),
+        (
+            "classes",
+            {"optimizer": Optimizer(lr=0)},
+            ["the learning rate is 0 at every step, and nothing is trained: give a larger --optimizer.lr"],
+        ),
         ("classes", {"warmup": 0.6, "cooldown": 0.6}, ["the cooldown begins before the warm-up ends"]),
         ("classes", {"batch_size": 2500}, ["a batch is larger than the training set: each image is in it 2.5 times"]),
         ("classes", {"loss": "sigmoid", "label_smoothing": 0.1, "warmup": 0.6, "cooldown": 0.4}, []),
     ],
 )
 def test_settings_without_effect_are_listed(task: Any, changes: dict[str, Any], messages: list[str]) -> None:
-    recipe = Recipe(epochs="20steps", **changes)
+    recipe = Recipe(**{"epochs": "20steps"} | changes)
     found = run_tables.ineffective_settings(recipe, task, Schedule.from_recipe(recipe, 1000))
     assert len(found) == len(messages) and all(line.startswith(start) for line, start in zip(found, messages, strict=True))
 
