@@ -104,8 +104,8 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     if run.records:
         rows["curves"] = str(run.path / "curves.png")
     folder = shlex.quote(str(run.path))
-    if loop.interrupted:
-        rows["to resume"] = f"{command} --run {folder}"
+    if loop.interrupted or loop.is_stopped_early:
+        rows["to resume"] = f"{command} --run {folder}{' --patience 0' * loop.is_stopped_early}"
     rows["compare the twins"] = f"python -m parity check {folder}"
     rows["load"] = f'vit_torch.load("{run.path}"), vit_jax.load("{run.path}")'
     return rows

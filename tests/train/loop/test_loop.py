@@ -193,6 +193,7 @@ def test_a_run_stops_after_as_many_evaluations_without_a_better_one(
     printed = capsys.readouterr().out
     assert re.search(r"finished +5 of 8 steps", printed)
     assert "3 evaluations without a better accuracy (--patience)" in printed
+    assert re.search(f"to resume +python -m train.fake --run {tmp_path / 'run'} --patience 0\n", printed)
     assert [each["step"] for each in records(tmp_path / "run") if each["set"] == "held_out"] == [1, 2, 3, 4, 5]
 
 
