@@ -26,6 +26,7 @@ from train.loop.saved_run import CHECKPOINTS
 from train.loop.schedule import Schedule
 from train.loop.weight_files import WeightFiles
 from train.recipes import Recipe, Task
+from train.recipes.recipe import format_value
 from vit_spec import InputError
 from vit_spec.printable import escape_surrogates
 
@@ -83,6 +84,7 @@ class Loop:
         self._weight_files = WeightFiles(self.engine, self.run, self.display)
         self._pending = deque[tuple[int, Batch, Mapping[str, SupportsFloat]]]()  # steps whose metrics are not read yet
         self._profile = Profile(self.engine, self.run.path / "profile", self.recipe.profile)
+        self._restored: tuple[LoopState, str] | None = None  # with the note of the engine
         self._saved_step = -1  # of the newest checkpoint
         self._is_evaluated = False  # whether `last` belongs to the current weights
 
@@ -91,8 +93,48 @@ class Loop:
         """Whether the run has ended before its last step, because `recipe.patience` evaluations were not better."""
         return 0 < self.recipe.patience <= self.evaluations_since_best and self.done < self.schedule.total
 
+    def restore(self) -> None:
+        """Restore the newest checkpoint and the records up to it, if there is one; call it once, before `fit`.
+
+        Raises:
+            InputError: the run cannot resume from it, or a file cannot be written.
+        """
+        if (restored := self.engine.restore_checkpoint()) is None:
+            self.run.resume_at(0, 0.0, is_evaluated=False)
+            return
+        self._weight_files.set_has_checkpoint()
+        self.done, state, note = restored
+        if self.done < self.schedule.offset_from:
+            raise InputError(
+                f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
+                f"same command again, and it changes at step {self.done}, from which the run resumes"
+            )
+        if self.done > self.schedule.total:
+            epochs = format_value(self.recipe.epochs)
+            raise InputError(
+                f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
+            )
+        if state is None:
+            raise InputError(
+                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
+                "move that checkpoint away to resume from an older one, or give --run a new folder"
+            )
+        if (run_id := self.run.id) and state.run_id not in ("", run_id):
+            raise InputError(
+                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state.run_id}; "
+                f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new "
+                "folder"
+            )
+        self._saved_step, self.skipped, self.unreadable = self.done, state.skipped, set(state.unreadable)
+        self.last, self.best, self.last_raw, self.best_raw = state.last, state.best, state.last_raw, state.best_raw
+        self._is_evaluated, self.evaluations_since_best = state.is_evaluated, state.evaluations_since_best
+        self._recent_metrics, self._mean_metrics = list(state.recent_metrics), state.mean_metrics
+        self._weight_files.recorded = dict(state.best_files)
+        self.run.resume_at(self.done, state.seconds, is_evaluated=self._is_evaluated)
+        self._restored = state, note
+
     def fit(self) -> None:
-        """Resume from the newest checkpoint if there is one, and train to the end or until a signal asks to stop.
+        """Train from the state that `restore` has left to the end, or until a signal asks to stop.
 
         The end is the last step of the schedule, or earlier if `is_stopped_early`.
 
@@ -101,7 +143,8 @@ class Loop:
                 `MAX_SKIPPED` in a row.
             InputError: an image cannot be read, or a file cannot be written.  A checkpoint is saved first, if possible.
         """
-        self._resume()
+        if self._restored is not None:
+            self._resume(*self._restored)
         training = self.train.training_batches(
             seed=self.recipe.seed,
             first_step=self.done,
@@ -313,39 +356,11 @@ class Loop:
             self._weight_files.set_has_checkpoint()  # the previous checkpoint is complete when this one begins
         self._weight_files.write_newest()
 
-    def _resume(self) -> None:
-        if (restored := self.engine.restore_checkpoint()) is None:
-            self.run.resume_at(0, 0.0, is_evaluated=False)
-            return
-        self._weight_files.set_has_checkpoint()
-        self.done, state, note = restored
-        if self.done < self.schedule.offset_from:
-            raise InputError(
-                f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
-                f"same command again, and it changes at step {self.done}, from which the run resumes"
-            )
-        if self.done > self.schedule.total:
-            raise InputError(
-                f"--epochs {self.recipe.epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: "
-                "give more"
-            )
-        if state is None:
-            raise InputError(
-                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
-                "move that checkpoint away to resume from an older one, or give --run a new folder"
-            )
-        if (run_id := self.run.id) and state.run_id not in ("", run_id):
-            raise InputError(
-                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state.run_id}; "
-                f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new "
-                "folder"
-            )
-        self._saved_step, self.skipped, self.unreadable = self.done, state.skipped, set(state.unreadable)
-        self.last, self.best, self.last_raw, self.best_raw = state.last, state.best, state.last_raw, state.best_raw
-        self._is_evaluated, self.evaluations_since_best = state.is_evaluated, state.evaluations_since_best
-        self._recent_metrics, self._mean_metrics = list(state.recent_metrics), state.mean_metrics
-        self._weight_files.recorded = dict(state.best_files)
-        self.run.resume_at(self.done, state.seconds, is_evaluated=self._is_evaluated)
+    def _resume(self, state: LoopState, note: str) -> None:
+        """Say from where the run resumes, and make its weight files agree with the restored checkpoint.
+
+        note: of the engine, about the checkpoint; "" for none.
+        """
         self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
         if (steps := self.recipe.profile) and steps[1] <= self.done:
             self.display.print_line(

@@ -225,6 +225,11 @@ def _check_duration(name: str, duration: float | str, default_unit: str) -> floa
     return value
 
 
+def format_value(value: Any) -> str:
+    """Return the value of a field as a user types it: 31 instead of 31.0."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
 def flatten_fields(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of every field of a recipe, with dotted names as on the command line."""
     for name, value in vars(part).items():
