@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from train.recipes import Augment
-from train.recipes.recipe import format_value
+from train.recipes.fields import format_value
 from vit_spec import InputError
 
 # Fields of the recipe that may differ when a run resumes: they do not decide what is learnt.

@@ -26,7 +26,7 @@ from train.loop.saved_run import CHECKPOINTS
 from train.loop.schedule import Schedule
 from train.loop.weight_files import WeightFiles
 from train.recipes import Recipe, Task
-from train.recipes.recipe import format_value
+from train.recipes.fields import format_value
 from vit_spec import InputError
 from vit_spec.printable import escape_surrogates
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from train.recipes import Recipe
 from train.recipes.durations import duration_in_steps, parse_duration
-from train.recipes.recipe import format_value
+from train.recipes.fields import format_value
 from train.recipes.schedule import learning_rate
 from vit_spec import InputError
 

@@ -418,7 +418,7 @@ def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys
         (["--resume", "{run}", "--run", "other"], "leave --run out"),
         (["--resume", "nowhere"], "nowhere holds no run"),
         (["--resume", "{run}", "--epoch", "9"], "did you mean '--epochs'?"),
-        (["--resume", "{run}", "--optimizer.lr", "-1"], "optimizer.lr is -1.0: give a number from 0 to 1e30"),
+        (["--resume", "{run}", "--optimizer.lr", "-1"], "--optimizer.lr is -1: give a number from 0 to 1e30"),
     ],
 )
 def test_other_changes_of_a_run_are_refused_and_change_nothing(
