@@ -226,6 +226,7 @@ INVALID = {
     "--optimizer.name adam": "--optimizer.name is 'adam': give one of adamw, sgd,",
     "--label-smoothing 1": "error: --label-smoothing is 1: give a share from 0 up to 1",
     "--profile 4 3": "error: --profile is 4 3: give a first step and a last one",
+    "--decay linear": "--decay is 'linear': give one of cosine, constant, rsqrt\n",
     "--accumulate 0": "--accumulate is 0: give a positive number of parts",
     "--ema 1": "--ema is 1: give a number from 0 up to 1",
     "--model.image-size 3": "--model.image-size is '3': give 2 values, each an integer, or None",
