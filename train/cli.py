@@ -17,6 +17,7 @@ from parity.commands.parser import Parser
 from parity.terminal import print_error
 from train.loop.request import Request
 from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
+from train.recipes.fields import FieldError
 from train.recipes.flags import HelpFormatter, add_flags, apply_flags
 from vit_spec import InputError, nearest
 
@@ -82,6 +83,9 @@ def run_command(run: Callable[[], int]) -> int:
             return run()
         finally:
             sys.stdout.flush()  # so that its errors are caught here; Python's own flush at exit prints a traceback
+    except FieldError as error:
+        print_error(error.of_flag())
+        return BAD_INPUT
     except InputError as error:
         print_error(error)
         return BAD_INPUT

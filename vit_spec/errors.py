@@ -33,5 +33,6 @@ def nearest(name: object, names: Iterable[str]) -> str:
     known = [each for each in names if len(each) <= 100] if len(text) <= 100 else []
     leaf = text.lstrip("-")
     same_leaf = [each for each in known if leaf and each.lstrip("-").rpartition(".")[2] == leaf]
-    matches = same_leaf or difflib.get_close_matches(text, known[:10_000], n=1, cutoff=0.5)
+    # Half of the letters are no similarity: linear and cosine have a ratio of 0.5.
+    matches = same_leaf or difflib.get_close_matches(text, known[:10_000], n=1, cutoff=0.51)
     return f"; did you mean {matches[0]!r}?" if matches else ""

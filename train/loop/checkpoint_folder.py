@@ -151,9 +151,13 @@ def replaced_folder(folder: Path) -> Path:
 
 
 def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:
-    """Return a number that is largest for the best checkpoint; None if its weights were not evaluated."""
+    """Return a number that is largest for the best checkpoint.
+
+    None if its weights were not evaluated, or if their held-out loss is not finite.
+    """
     metric = PRIMARY_METRIC[task]
-    value = loop_state.last[metric] if loop_state.is_evaluated else math.nan
+    is_valid = loop_state.is_evaluated and math.isfinite(loop_state.last["loss"])
+    value = loop_state.last[metric] if is_valid else math.nan
     return None if math.isnan(value) else -value if metric == "mae" else value
 
 

@@ -12,8 +12,9 @@ A run calls an engine in this order, in every process of the run:
 3. `step` for each training step, and after each step `should_stop`.  Metrics of a step are read up to
    `train.loop.loop.METRICS_DELAY` steps later, so `step` should return before the devices have finished.
 4. Every `eval_every`: `evaluate` for each batch of the held-out set (with an EMA twice, the second time with `raw`), and
-   `save_weights` if the metrics are the best so far.  Every `save_every`, after each evaluation, and before the run stops:
-   `save_checkpoint` and `save_weights`.  The run stops early if `recipe.patience` evaluations in a row were not better.
+   `save_weights` if the loss is finite and the metrics are the best so far.  Every `save_every`, after each evaluation,
+   and before the run stops: `save_checkpoint` and `save_weights`.  The run stops early if `recipe.patience` evaluations in
+   a row were not better.
 5. `close`, always, also after an exception.
 
 A run whose last evaluation was interrupted begins with step 4.
@@ -194,7 +195,7 @@ class Engine(Protocol):
 
         Of the checkpoints, the newest `recipe.keep` stay, and besides them the one with the best
         `loop_state.last[train.loop.metrics.PRIMARY_METRIC[task]]` among those with a true `loop_state.is_evaluated`.  NaN
-        is never best; of equal values, the earliest is best.
+        is never best, nor is an evaluation whose loss is not finite; of equal values, the earliest is best.
 
         A checkpoint for a step that already has one replaces it.  The old one stays until the new one is complete, whenever
         the process is killed: if it needs another name meanwhile, it is in the folder that

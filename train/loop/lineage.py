@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from train.recipes import Augment
+from train.recipes.fields import format_value
 from vit_spec import InputError
 
 # Fields of the recipe that may differ when a run resumes: they do not decide what is learnt.
@@ -83,7 +84,7 @@ def batch_size_step(lineage: Lineage) -> int:
 def describe_changes(lineage: Lineage) -> list[str]:
     """Return a line for each field that has changed: "epochs from 10 to 20 at step 225"."""
     return [
-        f"{name} from {was} to {now} at step {each['step']}"
+        f"{name} from {format_value(was)} to {format_value(now)} at step {each['step']}"
         for each in lineage
         for name, (was, now) in each["changes"].items()
     ]

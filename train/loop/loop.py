@@ -26,10 +26,14 @@ from train.loop.saved_run import CHECKPOINTS
 from train.loop.schedule import Schedule
 from train.loop.weight_files import WeightFiles
 from train.recipes import Recipe, Task
+from train.recipes.fields import format_value
 from vit_spec import InputError
 from vit_spec.printable import escape_surrogates
 
 METRICS_DELAY = 2  # steps by which metrics are read late, so that the devices need not wait for the host between two steps
+# Steps in a row that `--non-finite skip` skips: after so many bad batches, the weights must be the cause.  The docstring of
+# `Recipe.non_finite` has it too.
+MAX_SKIPPED = 20
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -74,11 +78,13 @@ class Loop:
         self.evaluations_since_best = 0
         self.unreadable: set[str] = set()
         self.skipped = 0
+        self._skipped_in_a_row = 0
         self._recent_metrics: list[dict[str, float]] = []  # one of each step since the last record in metrics.jsonl
-        self._mean_metrics: dict[str, float] = {}  # the last record
+        self._mean_metrics: dict[str, float] = {}  # the record after this step; {} if there is none
         self._weight_files = WeightFiles(self.engine, self.run, self.display)
         self._pending = deque[tuple[int, Batch, Mapping[str, SupportsFloat]]]()  # steps whose metrics are not read yet
         self._profile = Profile(self.engine, self.run.path / "profile", self.recipe.profile)
+        self._restored: tuple[LoopState, str] | None = None  # with the note of the engine
         self._saved_step = -1  # of the newest checkpoint
         self._is_evaluated = False  # whether `last` belongs to the current weights
 
@@ -87,16 +93,58 @@ class Loop:
         """Whether the run has ended before its last step, because `recipe.patience` evaluations were not better."""
         return 0 < self.recipe.patience <= self.evaluations_since_best and self.done < self.schedule.total
 
+    def restore(self) -> None:
+        """Restore the newest checkpoint and the records up to it, if there is one; call it once, before `fit`.
+
+        Raises:
+            InputError: the run cannot resume from it, or a file cannot be written.
+        """
+        if (restored := self.engine.restore_checkpoint()) is None:
+            self.run.resume_at(0, 0.0, is_evaluated=False)
+            return
+        self._weight_files.set_has_checkpoint()
+        self.done, state, note = restored
+        if self.done < self.schedule.offset_from:
+            raise InputError(
+                f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
+                f"same command again, and it changes at step {self.done}, from which the run resumes"
+            )
+        if self.done > self.schedule.total:
+            epochs = format_value(self.recipe.epochs)
+            raise InputError(
+                f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
+            )
+        if state is None:
+            raise InputError(
+                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
+                "move that checkpoint away to resume from an older one, or give --run a new folder"
+            )
+        if (run_id := self.run.id) and state.run_id not in ("", run_id):
+            raise InputError(
+                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state.run_id}; "
+                f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new "
+                "folder"
+            )
+        self._saved_step, self.skipped, self.unreadable = self.done, state.skipped, set(state.unreadable)
+        self.last, self.best, self.last_raw, self.best_raw = state.last, state.best, state.last_raw, state.best_raw
+        self._is_evaluated, self.evaluations_since_best = state.is_evaluated, state.evaluations_since_best
+        self._recent_metrics, self._mean_metrics = list(state.recent_metrics), state.mean_metrics
+        self._weight_files.recorded = dict(state.best_files)
+        self.run.resume_at(self.done, state.seconds, is_evaluated=self._is_evaluated)
+        self._restored = state, note
+
     def fit(self) -> None:
-        """Resume from the newest checkpoint if there is one, and train to the end or until a signal asks to stop.
+        """Train from the state that `restore` has left to the end, or until a signal asks to stop.
 
         The end is the last step of the schedule, or earlier if `is_stopped_early`.
 
         Raises:
-            Diverged: the loss or the gradient norm is not finite, and the recipe does not skip such steps.
+            Diverged: the loss or the gradient norm is not finite, and the recipe does not skip such steps, or has skipped
+                `MAX_SKIPPED` in a row.
             InputError: an image cannot be read, or a file cannot be written.  A checkpoint is saved first, if possible.
         """
-        self._resume()
+        if self._restored is not None:
+            self._resume(*self._restored)
         training = self.train.training_batches(
             seed=self.recipe.seed,
             first_step=self.done,
@@ -133,6 +181,8 @@ class Loop:
     def _train(self, batches: Iterator[Batch]) -> None:
         """Train to the last step, until a signal asks to stop, or until evaluations are no longer better."""
         for step, batch in enumerate(batches, self.done):
+            if self._profile.begins_at(step + 1):
+                self._finish_steps(delay=0)
             self._profile.begin(step + 1)
             self._pending.append((step, batch, self.engine.step(batch)))
             if self.run.has_tensorboard and step in (0, self.schedule.total - 1):
@@ -178,15 +228,17 @@ class Loop:
                 self.done = step
                 raise Diverged(f"{self._not_finite(step, batch, metrics)}: {self._remedy()}")
             self.skipped += 1
+            self._skipped_in_a_row += 1
             self.display.print_line(f"{self._not_finite(step, batch, metrics)}; the step is skipped")
+            if self._skipped_in_a_row == MAX_SKIPPED:
+                raise Diverged(f"{self._not_finite(step, batch, metrics)}: {self._remedy_after_skips()}")
         else:
+            self._skipped_in_a_row = 0
             self._recent_metrics.append(metrics)
         self.display.step(self.done, self._epoch, metrics, updates_throughput=updates_throughput)
+        self._mean_metrics = {}
         if self.done % self.recipe.log_every == 0 or self.done == self.schedule.total:
-            mean = {
-                name: float(np.mean([m[name] for m in self._recent_metrics])) for name in metrics if self._recent_metrics
-            }
-            self._mean_metrics = mean | {"lr": metrics["lr"]}
+            self._mean_metrics = _mean(self._recent_metrics) | {"lr": metrics["lr"]}
             self.run.log("train", self.done, self._epoch, self._mean_metrics)
             self._recent_metrics.clear()
 
@@ -200,8 +252,15 @@ class Loop:
         if self._saved_step < 0:
             # The engine still has the weights before this step: neither this step nor a later one changes them.
             self._weight_files.write_newest()
-            where = f"the last good weights are in {self.run.weights}"
+            where = f"the weights before this step are in {self.run.weights}"  # they may be the cause
         return f"check the images, resume with --non-finite skip, or start again with a lower --optimizer.lr; {where}"
+
+    def _remedy_after_skips(self) -> str:
+        best = f", or --init {self.run.path} from its best weights" if self.best else ""
+        return (
+            f"{MAX_SKIPPED} steps in a row are skipped, so the weights are broken: start again with a lower --optimizer.lr"
+            f"{best}"
+        )
 
     # Evaluation and checkpoints ----------------------------------------------------------------------------------
 
@@ -232,8 +291,15 @@ class Loop:
         if self.engine.has_ema:
             self.last_raw = self._compute_metrics(results[1])
             self.run.log("held_out_raw", self.done, self._epoch, self.last_raw)
-        self.display.print_evaluation(self.done, self._epoch, self._mean_metrics, self.last, self.last_raw)
-        if self.run.has_tensorboard and not self.engine.is_distributed:
+        training = self._mean_metrics or _mean(self._recent_metrics)
+        self.display.print_evaluation(self.done, self._epoch, training, self.last, self.last_raw)
+        for which, metrics in {"held-out loss": self.last, "held-out loss of the raw weights": self.last_raw}.items():
+            if metrics and not math.isfinite(metrics["loss"]):
+                self.display.print_line(
+                    f"the {which} is {metrics['loss']}: these weights are not the best, whatever their "
+                    f"{PRIMARY_METRIC[self.task]}"
+                )
+        if self.run.has_tensorboard and not self.engine.is_distributed and math.isfinite(self.last["loss"]):
             maps = patch_attention(self.engine.attention_maps(first_images), self.train.config)
             self.run.log_image("attention", self.done, image_grid(overlay_attention(first_images, maps)))
         is_better = self._is_better(self.last, self.best)
@@ -257,7 +323,10 @@ class Loop:
         }
 
     def _is_better(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
+        """Whether metrics of an evaluation are better than the best; not if its loss is not finite: the model is broken."""
         name = PRIMARY_METRIC[self.task]
+        if not math.isfinite(metrics["loss"]):
+            return False
         return not best or is_better(name, metrics[name], than=best[name])
 
     def _save_checkpoint(self) -> None:
@@ -287,40 +356,16 @@ class Loop:
             self._weight_files.set_has_checkpoint()  # the previous checkpoint is complete when this one begins
         self._weight_files.write_newest()
 
-    def _resume(self) -> None:
-        if (restored := self.engine.restore_checkpoint()) is None:
-            self.run.resume_at(0, 0.0, is_evaluated=False)
-            return
-        self._weight_files.set_has_checkpoint()
-        self.done, state, note = restored
-        if self.done < self.schedule.offset_from:
-            raise InputError(
-                f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
-                f"same command again, and it changes at step {self.done}, from which the run resumes"
-            )
-        if self.done > self.schedule.total:
-            raise InputError(
-                f"--epochs {self.recipe.epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: "
-                "give more"
-            )
-        if state is None:
-            raise InputError(
-                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
-                "move that checkpoint away to resume from an older one, or give --run a new folder"
-            )
-        if (run_id := self.run.id) and state.run_id not in ("", run_id):
-            raise InputError(
-                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state.run_id}; "
-                f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new "
-                "folder"
-            )
-        self._saved_step, self.skipped, self.unreadable = self.done, state.skipped, set(state.unreadable)
-        self.last, self.best, self.last_raw, self.best_raw = state.last, state.best, state.last_raw, state.best_raw
-        self._is_evaluated, self.evaluations_since_best = state.is_evaluated, state.evaluations_since_best
-        self._recent_metrics, self._mean_metrics = list(state.recent_metrics), state.mean_metrics
-        self._weight_files.recorded = dict(state.best_files)
-        self.run.resume_at(self.done, state.seconds, is_evaluated=self._is_evaluated)
+    def _resume(self, state: LoopState, note: str) -> None:
+        """Say from where the run resumes, and make its weight files agree with the restored checkpoint.
+
+        note: of the engine, about the checkpoint; "" for none.
+        """
         self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
+        if (steps := self.recipe.profile) and steps[1] <= self.done:
+            self.display.print_line(
+                f"--profile {steps[0]} {steps[1]}: the run has done these steps already, and can profile only later ones"
+            )
         if (missing := state.num_records - len(self.run.records)) > 0:
             self.display.print_line(
                 f"{self.run.path / 'metrics.jsonl'} lacks {missing:,} of the {state.num_records:,} records up to this "
@@ -359,6 +404,11 @@ class Loop:
     @property
     def _epoch(self) -> float:
         return self.schedule.epoch(self.done)
+
+
+def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """Return the means of the metrics of several steps; {} of none."""
+    return {name: float(np.mean([each[name] for each in metrics])) for name in (metrics[0] if metrics else ())}
 
 
 def _unreadable_names(loader: DataLoader, batch: Batch) -> set[str]:

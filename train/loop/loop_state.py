@@ -28,7 +28,7 @@ class LoopState:
     is_evaluated: whether `last` belongs to the weights of the checkpoint.
     best_files: see `train.loop.weight_files.WeightFiles.recorded`.
     recent_metrics: of each step since the last record of training in metrics.jsonl.
-    mean_metrics: the last record of training.
+    mean_metrics: the record of training after this step; {} if there is none.
     seconds: the time that the run has taken, in all its parts.
     num_records: of metrics.jsonl up to this step.
     """

@@ -20,13 +20,14 @@ def compute_metrics(task: Task, outputs: np.ndarray, targets: np.ndarray, names:
     values: outputs (N, values), targets (N, values) -> mae, and r2, the mean over values.
 
     The auroc of a label, or the r2 of a value, that is the same for all images is NaN.  Means leave NaN out; a
-    mean without any number is NaN.
+    mean without any number is NaN.  An image with NaN outputs is wrong; for a label with NaN see `auroc`.
 
     names: of the labels; unused for other tasks.
     """
     outputs, targets = np.asarray(outputs, np.float64), np.asarray(targets, np.float64)
     if task == "classes":
-        return {"accuracy": float(np.mean(outputs.argmax(1) == targets))}
+        is_number = ~np.isnan(outputs).any(1)  # the argmax of NaN is class 0
+        return {"accuracy": float(np.mean(is_number & (outputs.argmax(1) == targets)))}
     if task == "labels":
         areas = [auroc(outputs[:, i], targets[:, i]) for i in range(targets.shape[1])]
         each = {f"auroc/{name}": area for name, area in zip(names, areas, strict=True)}
@@ -72,15 +73,19 @@ def auroc(scores: Array, labels: Array) -> float:
     """Return the area under the ROC curve; NaN if all labels are equal.
 
     It is the probability that a positive scores above a negative, ties counting half (Mann and Whitney, 1947).
+    A score that is NaN is neither above nor below any other: it makes the area smaller, like a wrong order.
 
     scores: (N,).    labels: (N,) of 0 and 1.
     """
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum() - (counts - 1) / 2)[place]  # from 1; equal scores share their mean rank
     positives, negatives = np.sum(labels == 1), np.sum(labels == 0)
     if not positives or not negatives:
         return float("nan")
-    return float((ranks[labels == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    is_number = ~np.isnan(scores)
+    _, place, counts = np.unique(scores[is_number], return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum() - (counts - 1) / 2)[place]  # from 1; equal scores share their mean rank
+    is_positive = labels[is_number] == 1
+    ranked = np.sum(is_positive)
+    return float((ranks[is_positive].sum() - ranked * (ranked + 1) / 2) / (positives * negatives))
 
 
 def r2(outputs: Array, targets: Array) -> float:

@@ -6,7 +6,7 @@ from train.loop.engine import Engine
 
 
 class Profile:
-    """The profile of some steps of a run.
+    """The profile of some steps of a run; of a run that resumes within them, of those that are left.
 
     folder: to write it to.
     steps: the numbers of the first and of the last step, from 1; None for no profile.
@@ -17,9 +17,16 @@ class Profile:
         self._first, self._last = steps or (0, 0)
         self._is_active = False
 
+    def begins_at(self, number: int) -> bool:
+        """Return whether the step of this number, which comes next, is the first one to profile.
+
+        All steps before must be finished when `begin` is called: parts of those that still run would be in the profile.
+        """
+        return not self._is_active and self._first <= number <= self._last
+
     def begin(self, number: int) -> None:
-        """Start the profile if the step of this number, which comes next, is the first one."""
-        if number == self._first:
+        """Start the profile if the step of this number, which comes next, is the first one to profile."""
+        if self.begins_at(number):
             self._engine.profile(self._folder)
             self._is_active = True
 

@@ -69,7 +69,7 @@ class ProgressDisplay:
     ) -> None:
         """Print a line with the metrics of training and of an evaluation.
 
-        train: the last record of training.
+        train: means of the metrics of training since the last record before this step.
         held_out: metrics of the held-out set, of the EMA of the weights if there is one.
         raw: those of the weights themselves if there is an EMA.
         """

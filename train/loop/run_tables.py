@@ -80,6 +80,8 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     rows = {ended: f"{loop.done:,} of {loop.schedule.total:,} steps in {run.seconds:.0f} s"}
     if loop.is_stopped_early:
         rows["stopped early"] = f"{loop.evaluations_since_best} evaluations without a better {metric} (--patience)"
+    if (steps := loop.recipe.profile) and loop.done < steps[0] and not loop.interrupted:
+        rows["not profiled"] = f"the run ended at step {loop.done:,}, before those of --profile {steps[0]} {steps[1]}"
     if loop.unreadable:
         n = len(loop.unreadable)
         rows["unreadable"] = f"{n} image{'s' * (n > 1)}: {', '.join(sorted(loop.unreadable)[:3])}{', ...' * (n > 3)}"
@@ -105,8 +107,8 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     if run.records:
         rows["curves"] = str(run.path / "curves.png")
     folder = shlex.quote(str(run.path))
-    if loop.interrupted:
-        rows["to resume"] = f"{command} --run {folder}"
+    if loop.interrupted or loop.is_stopped_early:
+        rows["to resume"] = f"{command} --run {folder}{' --patience 0' * loop.is_stopped_early}"
     rows["compare the twins"] = f"python -m parity check {folder}"
     rows["load"] = f'vit_torch.load("{run.path}"), vit_jax.load("{run.path}")'
     return rows
@@ -172,8 +174,11 @@ def ineffective_settings(recipe: Recipe, task: Task, schedule: Schedule) -> list
         notes.append(
             f"a batch is larger than the training set: each image is in it {1 / schedule.steps_per_epoch:.1f} times"
         )
-    if schedule.warmup >= schedule.total:
-        rate = schedule.learning_rate(recipe, schedule.total - 1)
+    rate = schedule.learning_rate(recipe, schedule.total - 1)
+    if rate == 0:  # of all steps, only the first of a warm-up has none: it is the last one too
+        advice = "more --epochs or --warmup 0" if recipe.optimizer.lr else "a larger --optimizer.lr"
+        notes.append(f"the learning rate is 0 at every step, and nothing is trained: give {advice}")
+    elif schedule.warmup >= schedule.total:
         notes.append(f"the warm-up is at least as long as the run: the learning rate ends at {rate:.2g}")
     elif schedule.warmup + schedule.cooldown > schedule.total:
         notes.append("the cooldown begins before the warm-up ends: the learning rate does not reach its peak")

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from train.recipes import Recipe
 from train.recipes.durations import duration_in_steps, parse_duration
+from train.recipes.fields import format_value
 from train.recipes.schedule import learning_rate
 from vit_spec import InputError
 
@@ -55,7 +56,8 @@ class Schedule:
 
         total = max(1, round(length(recipe.epochs, default_unit="epochs") - shift(recipe.epochs, "epochs")))
         if total > MAX_STEPS:
-            raise InputError(f"--epochs {recipe.epochs} are {total:.0e} steps: give fewer than {MAX_STEPS:.0e}")
+            epochs = format_value(recipe.epochs)
+            raise InputError(f"--epochs {epochs} are {total:.0e} steps: give fewer than {MAX_STEPS:.0e}")
         if recipe.profile and recipe.profile[1] > total:
             first, last = recipe.profile
             raise InputError(f"--profile {first} {last} goes beyond the run of {total} steps: give steps up to {total}")

@@ -131,13 +131,14 @@ def _train_in_folder(prepared: PreparedRun, make_engine: EngineFactory) -> int:
             ) as run,
         ):
             console = Terminal(quiet=not engine.is_main)
-            run_tables.print_table(console, _start_table(prepared, engine, run, workers))
             mfu_per_image = 3 * vit_spec.flops(prepared.config) / engine.peak_flops if engine.peak_flops else None
             display = ProgressDisplay(console, prepared.schedule.total, recipe.batch_size, mfu_per_image=mfu_per_image)
             schedule = prepared.schedule_to_run
             loop = Loop(
                 engine, recipe, prepared.task, schedule, train_loader, held_out_loader, source.classes, run, display, stop
             )
+            loop.restore()  # before the table, which would show changes that are then refused
+            run_tables.print_table(console, _start_table(prepared, engine, run, workers))
             return _fit(prepared, loop, console)
 
 

@@ -20,7 +20,8 @@ FLUSH_SECONDS = 30  # an event is written to the file no later than with the nex
 class EventWriter:
     """Writes events to a new file in a folder.
 
-    after: the step from which a run resumes; TensorBoard hides events of later steps in earlier files.  0: a new run.
+    after: the step from which a run starts or resumes; TensorBoard hides events of later steps in earlier files.  Also at
+        step 0 there may be such files: a run that ends before its first checkpoint starts again.
 
     Raises:
         OSError: by each method, the file cannot be written.
@@ -32,8 +33,7 @@ class EventWriter:
             from tensorboardX.proto.event_pb2 import SessionLog
 
         self._writer, self._flushed = EventsWriter(str(folder / "events")), time.monotonic()
-        if after:
-            self._write(after + 1, session_log=SessionLog(status=SessionLog.START))
+        self._write(after + 1, session_log=SessionLog(status=SessionLog.START))
 
     def add_scalars(self, step: int, values: dict[str, float]) -> None:
         """Add numbers by name, as of `step` steps done."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vit_spec import InputError
+from train.recipes.fields import FieldError, format_value
 
 Crop = Literal["fit", "inception", "resized", "simple"]
 Filter = Literal["bilinear", "bicubic", "lanczos", "box", "bilinear_aliased"]
@@ -66,7 +66,7 @@ class Augment:
             ("cutmix", 0 <= self.cutmix < float("inf"), "0, or a positive number"),
         ):
             if not is_valid:
-                raise InputError(f"augment.{name} is {getattr(self, name)}: give {expected}")
+                raise FieldError(f"augment.{name}", f" is {format_value(getattr(self, name))}: give {expected}")
 
     @property
     def mixes(self) -> bool:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from train.recipes.fields import flag_name
 from train.recipes.recipe import Recipe
 from vit_spec import InputError, nearest
 
@@ -33,7 +34,7 @@ class Flag(NamedTuple):
     @property
     def name(self) -> str:
         """The flag as typed: --optimizer.weight-decay."""
-        return "--" + self.path.replace("_", "-")
+        return flag_name(self.path)
 
     @property
     def negation(self) -> str:

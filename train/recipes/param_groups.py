@@ -6,7 +6,8 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
-from vit_spec import InputError, ViTConfig, nearest, rows
+from train.recipes.fields import FieldError
+from vit_spec import ViTConfig, nearest, rows
 
 
 def lr_multipliers(
@@ -22,7 +23,7 @@ def lr_multipliers(
     freeze: patterns of the PyTorch twin's parameter names: "patch_embed.*", "blocks.[0-5].*", "*.bias".
 
     Raises:
-        InputError: a pattern that matches no parameter, or patterns that freeze all of them.
+        FieldError: a pattern that matches no parameter, or patterns that freeze all of them.
     """
     found: dict[str, NDArray[np.float64]] = {}
     names: list[str] = []
@@ -41,7 +42,9 @@ def lr_multipliers(
             multipliers[index] = 0.0 if matching else multipliers[index]
         found[name] = multipliers
     for unused in sorted(set(freeze) - used)[:1]:
-        raise InputError(f"freeze has {unused!r}, which matches no parameter{nearest(unused, names)}; * matches any text")
+        raise FieldError(
+            "optimizer.freeze", f" has {unused!r}, which matches no parameter{nearest(unused, names)}; * matches any text"
+        )
     if not any(multipliers.any() for multipliers in found.values()):
-        raise InputError(f"freeze {' '.join(freeze)} freezes every parameter: leave some out")
+        raise FieldError("optimizer.freeze", f" {' '.join(freeze)} freezes every parameter: leave some out")
     return found

@@ -9,6 +9,7 @@ import vit_spec
 from parity.checkpoints.config_overrides import parse_overrides
 from train.recipes.augmentation import Augment
 from train.recipes.durations import parse_duration
+from train.recipes.fields import FieldError, format_value
 from train.recipes.schedule import DecayShape
 from vit_spec import InputError, ViTConfig
 
@@ -166,7 +167,7 @@ class Recipe:
     keep: int = 2
     """Number of the newest checkpoints to keep; the checkpoint of the best evaluation is kept too."""
     non_finite: Literal["stop", "skip"] = "stop"
-    """On a loss or gradient that is not finite: stop; or skip the step and report it."""
+    """On a loss or gradient that is not finite: stop; or skip the step and report it, and stop after 20 in a row."""
     tensorboard: bool = True
     """Write TensorBoard events too: tensorboard --logdir runs"""
     wandb: str | None = None
@@ -203,25 +204,25 @@ class Recipe:
             if not is_valid:
                 part, _, leaf = name.rpartition(".")
                 value = getattr(getattr(self, part) if part else self, leaf)
-                raise InputError(f"{name} is {value}: give {expected}")
+                raise FieldError(name, f" is {format_value(value)}: give {expected}")
 
 
 def _check_duration(name: str, duration: float | str, default_unit: str) -> float:
     """Return the number of a field's duration.
 
     Raises:
-        InputError: an invalid duration, with the field's name; or a share of the whole run or more.
+        FieldError: an invalid duration, or a share of the whole run or more.
     """
     try:
         value, unit = parse_duration(duration, default_unit=default_unit)
     except InputError as error:
-        raise InputError(f"{name}: {error}") from None
+        raise FieldError(name, f": {error}") from None
     if name == "epochs" and unit == "share":
-        raise InputError(
-            f"{name} is {duration}, a share of the run, but it sets the length of the run: give epochs, steps or examples"
+        raise FieldError(
+            name, f" is {duration}, a share of the run, but it sets the length of the run: give epochs, steps or examples"
         )
     if unit == "share" and value >= 1:
-        raise InputError(f"{name} is {duration}: give less than the whole run")
+        raise FieldError(name, f" is {format_value(duration)}: give less than the whole run")
     return value
 
 

@@ -26,8 +26,9 @@ from tests import ROOT
 from train.cli import main
 from train.data.batches import Batch
 from train.data.sources import open_dataset
+from train.loop.checkpoint_folder import checkpoint_rank
 from train.loop.engine import Engine, EvalOutput, RestoredCheckpoint
-from train.loop.loop import METRICS_DELAY
+from train.loop.loop import MAX_SKIPPED, METRICS_DELAY
 from train.loop.loop_state import LoopState, equal_metrics
 from train.loop.request import Request
 from train.loop.session import train
@@ -163,20 +164,20 @@ class Declining(FakeEngine):
 
     def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
         super().__init__(config, recipe, **options)
-        self.__steps = 0
+        self.step_number = 0
 
     def step(self, batch: Batch) -> Mapping[str, float]:
-        self.__steps += 1
+        self.step_number += 1
         return super().step(batch)
 
     def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         restored = super().restore_checkpoint(step)
-        self.__steps = restored[0] if restored else 0
+        self.step_number = restored[0] if restored else 0
         return restored
 
     def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
         found = super().evaluate(batch)
-        wrong = batch.targets >= self.right[self.__steps - 1]
+        wrong = batch.targets >= self.right[self.step_number - 1]
         outputs = np.where(wrong[:, None], np.roll(found.outputs.array, 1, axis=1), found.outputs.array)  # type: ignore[union-attr]
         return found._replace(outputs=outputs)
 
@@ -192,6 +193,7 @@ def test_a_run_stops_after_as_many_evaluations_without_a_better_one(
     printed = capsys.readouterr().out
     assert re.search(r"finished +5 of 8 steps", printed)
     assert "3 evaluations without a better accuracy (--patience)" in printed
+    assert re.search(f"to resume +python -m train.fake --run {tmp_path / 'run'} --patience 0\n", printed)
     assert [each["step"] for each in records(tmp_path / "run") if each["set"] == "held_out"] == [1, 2, 3, 4, 5]
 
 
@@ -213,6 +215,144 @@ def test_a_run_that_has_stopped_early_stays_so_until_it_gets_more_patience(
 def test_the_last_evaluation_is_no_early_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_training(replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="5steps", patience=3), Declining) == 0
     assert "stopped early" not in capsys.readouterr().out
+
+
+class Exploding(Declining):
+    """An engine whose outputs are NaN from the third evaluation on, for which `right` counts."""
+
+    right = (1, 1, 10, 10)
+
+    def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
+        found = super().evaluate(batch)
+        return found._replace(losses=np.full(len(batch.rows), np.nan)) if self.step_number > 2 else found
+
+
+def test_an_evaluation_whose_loss_is_not_finite_is_never_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="4steps")
+    assert run_training(recipe, Exploding) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("the held-out loss is nan: these weights are not the best, whatever their accuracy") == 2
+    state = LoopState.from_json(json.loads((tmp_path / "run/checkpoints/4/state.json").read_text()), "accuracy")
+    assert state is not None and state.best["accuracy"] < 0.2 and state.last["accuracy"] == 1
+    assert state.evaluations_since_best == 3 and checkpoint_rank("classes", state) is None
+
+
+class Rising(Declining):
+    """An engine whose loss is the number of the step; that of step 18 and later ones is NaN."""
+
+    right = (5,) * 20
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        metrics = super().step(batch)
+        return {**metrics, "loss": self.step_number if self.step_number < 18 else math.nan}
+
+
+def test_the_line_of_an_evaluation_has_the_training_metrics_since_the_last_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs="19steps", save_every="19steps", non_finite="skip")
+    assert run_training(replace(recipe, log_every=6, eval_every="3steps"), Rising) == 0
+    printed = capsys.readouterr().out
+    means = {"3": "2.0000", "6": "3.5000", "9": "8.0000", "12": "9.5000", "15": "14.0000", "18": "15.0000"}
+    assert dict(re.findall(r"step +(\d+)/19  loss (\S+) ", printed)) == means
+    assert re.search(r"step 19/19  \| held out", printed)  # no step since the record counts
+
+
+class Broken(FakeEngine):
+    """An engine whose loss is NaN at the steps `broken`, from 1."""
+
+    broken = range(2, 100)
+    num_steps = 0
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        self.num_steps += 1
+        return {**super().step(batch), "loss": math.nan if self.num_steps in self.broken else 1.0}
+
+
+def test_a_run_stops_when_many_steps_in_a_row_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs="60steps", eval_every="1steps", non_finite="skip")
+    assert run_training(recipe, Broken) == 1
+    printed = capsys.readouterr()
+    assert printed.out.count("the step is skipped") == MAX_SKIPPED
+    assert printed.err.startswith(f"error: loss is nan at step {MAX_SKIPPED + 1} ") and printed.err.count("\n") == 1
+    assert f"{MAX_SKIPPED} steps in a row are skipped, so the weights are broken: start again with" in printed.err
+    assert f"or --init {tmp_path / 'run'} from its best weights" in printed.err
+
+
+def test_bad_batches_between_good_ones_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "broken", {*range(2, 100)} - {MAX_SKIPPED})
+    epochs = f"{2 * MAX_SKIPPED - 1}steps"
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs=epochs, eval_every=epochs, non_finite="skip")
+    assert run_training(recipe, Broken) == 0
+
+
+def test_a_loss_that_is_not_finite_names_the_weights_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They may be broken: a loss that is not finite can follow from the update before."""
+    assert run_training(replace(RECIPE, run=str(tmp_path / "run")), Broken) == 1
+    where = tmp_path / "run" / "weights.safetensors"
+    assert f"lower --optimizer.lr; the weights before this step are in {where}" in capsys.readouterr().err
+
+
+# Profile --------------------------------------------------------------------------------------------------------------
+
+
+class Profiled(Declining):
+    """An engine that records when metrics are read and when a profile starts and stops."""
+
+    recorded: ClassVar[list[str]] = []
+
+    def step(self, batch: Batch) -> Mapping[str, Any]:
+        metrics, number = super().step(batch), self.step_number
+
+        class Loss:
+            def __float__(self) -> float:
+                Profiled.recorded.append(f"step {number} is finished")
+                return 1.0
+
+        self.recorded.append(f"step {number} is started")
+        return {**metrics, "loss": Loss()}
+
+    def profile(self, folder: Path | None) -> None:
+        self.recorded.append("stop" if folder is None else "start")
+
+
+@pytest.fixture
+def profile_recipe(tmp_path: Path) -> Recipe:
+    Profiled.recorded.clear()
+    return replace(RECIPE, run=str(tmp_path / "run"), epochs="8steps", eval_every="8steps", save_every="8steps")
+
+
+def profiled_steps() -> list[str]:
+    """Return what was recorded from the start of the profile until its end."""
+    return Profiled.recorded[Profiled.recorded.index("start") + 1 : Profiled.recorded.index("stop")]
+
+
+def test_a_profile_has_its_steps_and_no_part_of_others(profile_recipe: Recipe) -> None:
+    assert run_training(replace(profile_recipe, profile=(4, 5)), Profiled) == 0
+    assert profiled_steps() == [f"step {number} is {what}" for what in ("started", "finished") for number in (4, 5)]
+
+
+def test_a_resumed_run_profiles_the_steps_that_are_left(profile_recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_training(replace(profile_recipe, epochs="4steps"), Profiled) == 0
+    source = open_dataset("digits")
+    for steps in ((3, 6), (2, 7)):
+        Profiled.recorded.clear()
+        recipe = replace(profile_recipe, profile=steps)
+        assert train(Request("test", recipe, source, "python -m train.fake", may_change=True), Profiled) == 0
+        if steps == (3, 6):
+            assert [each for each in profiled_steps() if "started" in each] == ["step 5 is started", "step 6 is started"]
+    assert not Profiled.recorded
+    assert "--profile 2 7: the run has done these steps already, and can profile only later" in capsys.readouterr().out
+
+
+def test_a_run_that_ends_before_the_steps_to_profile_says_so(
+    profile_recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(profile_recipe, eval_every="1steps", patience=2, profile=(6, 7))
+    assert run_training(recipe, Profiled) == 0
+    assert re.search("not profiled +the run ended at step 4, before those of --profile 6 7", capsys.readouterr().out)
 
 
 # Resuming with changes ------------------------------------------------------------------------------------------------
@@ -249,7 +389,7 @@ def test_a_run_resumes_with_its_own_recipe(small_run: Path, capsys: pytest.Captu
 
 def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--resume", small_run, "--epochs", "8steps", "--augment.mixup", "0.3") == 0
-    line = "changed        epochs from 4steps to 8steps at step 4; augment.mixup from 0.0 to 0.3 at step 4\n"
+    line = "changed        epochs from 4steps to 8steps at step 4; augment.mixup from 0 to 0.3 at step 4\n"
     printed = capsys.readouterr().out
     assert line in printed and "8 of 8 steps" in printed
     assert config_of(small_run)["lineage"] == [
@@ -272,12 +412,13 @@ def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys
         (["--resume", "{run}", "--seed", "1"], "its recipe.seed is 0"),
         (["--resume", "{run}", "--augment.share", "0.9"], "its recipe.augment.share is"),
         (["--run", "{run}", "--epochs", "8steps"], "; --resume {run} accepts this change"),
-        (["--resume", "{run}", "--epochs", "3steps"], "are 3 steps, and the run has done 4: give more"),
+        (["--resume", "{run}", "--epochs", "3steps"], "--epochs 3steps are 3 steps, and the run has done 4: give more"),
+        (["--resume", "{run}", "--epochs", "0.1"], "--epochs 0.1 are 2 steps, and the run has done 4: give more"),
         (["--resume", "{run}", "--config", "tiny"], "leave --config out"),
         (["--resume", "{run}", "--run", "other"], "leave --run out"),
         (["--resume", "nowhere"], "nowhere holds no run"),
         (["--resume", "{run}", "--epoch", "9"], "did you mean '--epochs'?"),
-        (["--resume", "{run}", "--optimizer.lr", "-1"], "optimizer.lr is -1.0: give a number from 0 to 1e30"),
+        (["--resume", "{run}", "--optimizer.lr", "-1"], "--optimizer.lr is -1: give a number from 0 to 1e30"),
     ],
 )
 def test_other_changes_of_a_run_are_refused_and_change_nothing(
@@ -285,8 +426,8 @@ def test_other_changes_of_a_run_are_refused_and_change_nothing(
 ) -> None:
     before = {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()}
     assert command(*(flag.format(run=small_run) for flag in flags)) == 2
-    printed = capsys.readouterr().err
-    assert message.format(run=small_run) in printed and printed.count("\n") == 1
+    out, printed = capsys.readouterr()
+    assert message.format(run=small_run) in printed and printed.count("\n") == 1 and not out
     after = {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()}
     assert after == before
 

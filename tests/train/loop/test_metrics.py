@@ -42,6 +42,16 @@ def test_a_constant_label_has_no_auroc_and_is_left_out_of_the_mean() -> None:
     assert math.isnan(found["auroc/dog"])
 
 
+def test_nan_outputs_never_count_as_right() -> None:
+    nan = math.nan
+    outputs = np.array([[nan, nan], [nan, 1.0], [2.0, 1.0], [nan, nan]])
+    assert compute_metrics("classes", outputs, np.array([0, 1, 0, 0]), ("a", "b")) == {"accuracy": 0.25}
+    labels = np.array([1, 0, 1, 0])
+    assert auroc(np.full(4, nan), labels) == 0.0
+    # Of the four pairs, two have no NaN, and one of these is in the right order.
+    assert auroc(np.array([1.0, 0.0, nan, 2.0]), labels) == 0.25
+
+
 def test_the_metrics_of_values_are_mae_and_r2() -> None:
     outputs, targets = np.array([[1.0], [2.0], [4.0]]), np.array([[1.0], [2.0], [3.0]])
     assert compute_metrics("values", outputs, targets, ()) == {"mae": pytest.approx(1 / 3), "r2": 0.5}

@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -566,13 +567,24 @@ def test_steps_to_profile_that_the_run_does_not_have_are_refused() -> None:
             {"warmup": "38steps"},
             ["the warm-up is at least as long as the run: the learning rate ends at 0.0005"],
         ),
+        (
+            "classes",
+            {"epochs": "1steps"},
+            ["the learning rate is 0 at every step, and nothing is trained: give more --epochs or --warmup 0"],
+        ),
+        ("classes", {"epochs": "1steps", "warmup": 0}, []),
+        (
+            "classes",
+            {"optimizer": Optimizer(lr=0)},
+            ["the learning rate is 0 at every step, and nothing is trained: give a larger --optimizer.lr"],
+        ),
         ("classes", {"warmup": 0.6, "cooldown": 0.6}, ["the cooldown begins before the warm-up ends"]),
         ("classes", {"batch_size": 2500}, ["a batch is larger than the training set: each image is in it 2.5 times"]),
         ("classes", {"loss": "sigmoid", "label_smoothing": 0.1, "warmup": 0.6, "cooldown": 0.4}, []),
     ],
 )
 def test_settings_without_effect_are_listed(task: Any, changes: dict[str, Any], messages: list[str]) -> None:
-    recipe = Recipe(epochs="20steps", **changes)
+    recipe = Recipe(**{"epochs": "20steps"} | changes)
     found = run_tables.ineffective_settings(recipe, task, Schedule.from_recipe(recipe, 1000))
     assert len(found) == len(messages) and all(line.startswith(start) for line, start in zip(found, messages, strict=True))
 
@@ -983,6 +995,19 @@ def test_events_that_cannot_be_written_raise_and_do_not_block(tmp_path: Path) ->
         for step in range(20):
             events.add_image(step, "noise", noise)
     events.close()
+
+
+@pytest.mark.parametrize("after", [0, 10])
+def test_events_hide_those_of_later_steps_in_earlier_files(after: int, tmp_path: Path) -> None:
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    EventWriter(tmp_path, after).close()
+    [content], offset, events = [path.read_bytes() for path in tmp_path.iterdir()], 0, []
+    while offset < len(content):
+        (length,) = struct.unpack_from("<Q", content, offset)
+        events.append(Event.FromString(content[offset + 12 : offset + 12 + length]))
+        offset += length + 16
+    assert (events[-1].session_log.status, events[-1].step) == (SessionLog.START, after + 1)
 
 
 def test_writing_events_does_not_import_torch(tmp_path: Path) -> None:

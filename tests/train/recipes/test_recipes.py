@@ -12,7 +12,7 @@ import pytest
 import vit_spec
 from train.cli import DIGITS, list_recipes, main, parse_request
 from train.loop.request import Request
-from train.recipes import IMAGENET, RECIPES, DataInfo, Model, Recipe, flatten_fields, model_config
+from train.recipes import IMAGENET, RECIPES, Augment, DataInfo, Model, Recipe, flatten_fields, model_config
 from train.recipes.recipe import OPTIMIZERS
 from vit_spec import InputError
 
@@ -218,33 +218,36 @@ INVALID = {
     "--epocs 3": "did you mean '--epochs'?",
     "--optimizer.lrr 3": "did you mean '--optimizer.lr'?",
     "--epochs many": "'many' is not a duration: write, for example, 90epochs, 2000steps, 1e6examples or 10%",
-    "--epochs 3weeks": "unknown unit",
-    "--warmup 100%": "warmup is 100%: give less than the whole run",
+    "--epochs 3weeks": "--epochs: '3weeks' has an unknown unit",
+    "--warmup 100%": "--warmup is 100%: give less than the whole run",
     "--data nowhere:x": "unknown data 'nowhere:x'",
     "--held-out test": "",
-    "--optimizer.layer-decay 2": "optimizer.layer_decay is 2.0: give a factor above 0 and up to 1",
+    "--optimizer.layer-decay 2": "--optimizer.layer-decay is 2: give a factor above 0 and up to 1",
     "--optimizer.name adam": "--optimizer.name is 'adam': give one of adamw, sgd,",
-    "--accumulate 0": "accumulate is 0: give a positive number of parts",
-    "--ema 1": "ema is 1.0: give a number from 0 up to 1",
+    "--label-smoothing 1": "error: --label-smoothing is 1: give a share from 0 up to 1",
+    "--profile 4 3": "error: --profile is 4 3: give a first step and a last one",
+    "--decay linear": "--decay is 'linear': give one of cosine, constant, rsqrt\n",
+    "--accumulate 0": "--accumulate is 0: give a positive number of parts",
+    "--ema 1": "--ema is 1: give a number from 0 up to 1",
     "--model.image-size 3": "--model.image-size is '3': give 2 values, each an integer, or None",
     "--seed seven": "--seed is 'seven': give an integer",
     "--seed": "argument --seed: expected one argument",
     "tiny": "unrecognized arguments: tiny",
     "--batch_sise 8": "did you mean '--batch-size'?",
     "--task guess": "--task is 'guess': give one of classes, labels, values, or None",
-    "--epochs -1": "epochs: -1.0 is not a duration: give 0 or more",
-    "--epochs 0": "epochs is 0.0: give more than 0",
-    "--held-out 1.5": "held_out is 1.5: give a share between 0 and 1",
-    "--augment.scale 0.5": "augment.scale is 0.5: give a factor of 1 or more",
-    "--optimizer.lr nan": "optimizer.lr is nan: give a number from 0 to 1e30",
-    "--optimizer.weight-decay -1": "optimizer.weight_decay is -1.0: give a number from 0 to 1e6",
-    "--optimizer.weight-decay 1e300": "optimizer.weight_decay is 1e+300: give a number from 0 to 1e6",
-    "--optimizer.eps 0": "optimizer.eps is 0.0: give a positive number",
+    "--epochs -1": "--epochs: -1.0 is not a duration: give 0 or more",
+    "--epochs 0": "--epochs is 0: give more than 0",
+    "--held-out 1.5": "--held-out is 1.5: give a share between 0 and 1",
+    "--augment.scale 0.5": "--augment.scale is 0.5: give a factor of 1 or more",
+    "--optimizer.lr nan": "--optimizer.lr is nan: give a number from 0 to 1e30",
+    "--optimizer.weight-decay -1": "--optimizer.weight-decay is -1: give a number from 0 to 1e6",
+    "--optimizer.weight-decay 1e300": "--optimizer.weight-decay is 1e+300: give a number from 0 to 1e6",
+    "--optimizer.eps 0": "--optimizer.eps is 0: give a positive number",
     "--seed 9223372036854775808": "give 0 or more, below 2^63",
     "--config finetune": "--config finetune needs initial weights: give --init FILE",
-    "--epochs 1%": "epochs is 1%, a share of the run, but it sets the length of the run: give epochs, steps or examples",
+    "--epochs 1%": "--epochs is 1%, a share of the run, but it sets the length of the run: give epochs, steps or examples",
     "--model.name deit_s16 --init w.npz": "--model.name cannot be used with --init",
-    "--augment.mixup -1": "error: augment.mixup is -1.0: ",
+    "--augment.mixup -1": "error: --augment.mixup is -1: ",
     "--plan 8x80GiB --check-data found.csv": "--plan and --check-data exclude each other: leave out one of them",
     "--check-data found.csv --dry-run": "--check-data and --dry-run exclude each other: leave out one of them",
     "--list --config vit_s16": "--list lists the recipes and does nothing else: leave --config vit_s16 out",
@@ -252,7 +255,7 @@ INVALID = {
     "--init=": "--init is empty: give a path or another value",
     "--config finetune --init=": "--init is empty",
     "--teacher=": "--teacher is empty",
-    "--plan 8x80GiB --optimizer.freeze block.*": "freeze has 'block.*', which matches no parameter",
+    "--plan 8x80GiB --optimizer.freeze block.*": "error: --optimizer.freeze has 'block.*', which matches no parameter",
     "--plan 8x80GiB --dry-run": "--plan and --dry-run exclude each other: leave out one of them",
 }
 
@@ -263,6 +266,13 @@ def test_an_invalid_argument_is_refused_in_one_line(arguments: str, capsys: pyte
     message = capsys.readouterr().err
     assert status == 2 and message.startswith("error: ") and message.count("\n") == 1
     assert INVALID[arguments] in message
+
+
+def test_an_invalid_value_in_python_is_refused_by_the_name_of_its_field() -> None:
+    with pytest.raises(InputError, match=r"^label_smoothing is 1: give a share from 0 up to 1$"):
+        Recipe(label_smoothing=1.0)
+    with pytest.raises(InputError, match=r"^augment\.crop_area is 1 0\.5: give two shares"):
+        Augment(crop_area=(1.0, 0.5))
 
 
 def test_an_interruption_before_the_run_exits_with_130() -> None:
