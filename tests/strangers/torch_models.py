@@ -457,6 +457,52 @@ class Impostor(Renamed):
         return x + (y.relu() if change == "activation after the MLP" else y)
 
 
+class Loading(Renamed):
+    """`Renamed` with code that changes weights when the class saves them, loads them, or both."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__()
+        self.change, self.factor = change, 1.0
+        if change == "hooks":
+            self.stack[1].mix.register_load_state_dict_pre_hook(self._halve)
+            self.stack[1].mix.register_state_dict_post_hook(self._double)
+        if change == "load hook":
+            self.stack[1].mix.register_load_state_dict_pre_hook(self._halve)
+        if change == "renamed keys":
+            self.register_load_state_dict_pre_hook(self._rename)
+
+    @staticmethod
+    def _halve(module: nn.Module, state: Any, prefix: str, *_: Any) -> None:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] / 2
+
+    @staticmethod
+    def _double(module: nn.Module, state: Any, prefix: str, _: Any) -> None:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] * 2
+
+    @staticmethod
+    def _rename(module: nn.Module, state: Any, prefix: str, *_: Any) -> None:
+        for key in [key for key in state if key.startswith("old_")]:
+            state[key.removeprefix("old_")] = state.pop(key)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        state = super().state_dict(*arguments, **options)
+        if self.change == "frozen start":
+            del state["start"]
+        return state
+
+    def load_state_dict(self, state_dict: Any, *arguments: Any, **options: Any) -> Any:
+        if self.change == "in place":
+            state_dict["where"] *= 2
+        if self.change == "factor":
+            self.factor = 2.0
+        if self.change == "raises":
+            raise KeyError("version")
+        return super().load_state_dict(state_dict, *arguments, **options)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) * self.factor
+
+
 class NeedsLabels(Renamed):
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(images) + labels

@@ -134,6 +134,7 @@ def _derive(
             continue
         try:
             weights = read_weights(stored, model, strip, ignore)
+            model.check_loading(weights.arrays)
             return _derive_for(model, weights, images, given)
         except (OtherShapes, _NoStructure) as error:  # perhaps another size of images
             errors.append(error)

@@ -89,6 +89,12 @@ class OwnModel(ABC):
     def fit(self, images: ImageShape) -> str:
         """Prepare for images of this shape; return "", or the reason why the model does not take them."""
 
+    def check_loading(self, arrays: Weights) -> None:  # noqa: B027  # Flax modules have no code that loads arrays
+        """Raise InputError if the class changes the arrays of a checkpoint when it loads them.
+
+        arrays: all arrays of the checkpoint by key.
+        """
+
     @abstractmethod
     def run(self, weights: Weights, images: Array, inference: bool = False) -> Array:
         """Return the output for images (B, H, W, C).

@@ -347,6 +347,33 @@ def test_a_buffer_that_differs_from_the_class_by_little_is_refused(tmp_path: Pat
         derive_table(like, tmp_path / "theirs.pth", given={"num_heads": 3})
 
 
+LOADING = {
+    "hooks": "Loading changes stack.1.mix.weight in its state_dict: a table reads files as they are, so save dict",
+    "load hook": "the class changes stack.1.mix.weight when it loads it: a table reads files as they are",
+    "in place": "the class changes where when it loads it",
+    "frozen start": "Loading changes start in its state_dict",
+    "factor": "pooling and classifier differ",
+    "raises": "load_state_dict of the class raised KeyError: 'version'",
+}
+
+
+@pytest.mark.parametrize("change", LOADING)
+def test_a_class_that_changes_its_weights_when_it_loads_them_is_refused(change: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=LOADING[change]):
+        derived(f"Loading('{change}')", tmp_path)
+
+
+def test_the_remedy_for_a_class_that_changes_its_weights_when_it_loads_them_works(tmp_path: Path) -> None:
+    model = trained("Loading('hooks')")
+    torch.save(dict(model.named_parameters()), tmp_path / "theirs.pth")
+    check_function(derive_table(f"{MODULE}:Renamed", tmp_path / "theirs.pth"), model, tmp_path)
+
+
+def test_a_class_that_renames_keys_of_old_checkpoints_is_read(tmp_path: Path) -> None:
+    table, model = derived("Loading('renamed keys')", tmp_path)
+    check_function(table, model, tmp_path)
+
+
 def test_a_checkpoint_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     state = trained("Renamed").state_dict()
     state["last.bias"][3] = torch.nan
