@@ -396,6 +396,10 @@ class Impostor(Renamed):
             for module in self.modules():
                 if isinstance(module, nn.LayerNorm):
                     module.eps = 1e-5
+        if change == "eps of the dtype":
+            for layer in self.stack:
+                layer.norm_a, layer.norm_b = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+            self.last = nn.RMSNorm(WIDTH)
         if change == "statistics":
             self.batch_norm = nn.BatchNorm1d(WIDTH)
         if change == "gate":

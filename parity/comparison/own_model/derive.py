@@ -195,6 +195,7 @@ def _derive_for(model: OwnModel, weights: OwnWeights, images: ImageShape, given:
         if isinstance(found, Failure):
             failures.append(found)
             continue
+        _check_epsilon(found, given)
         return _finish(model, weights, found, pixels, given)
     further = [each for each in failures if isinstance(each, Failure)]
     if further:
@@ -232,6 +233,17 @@ def _search(
     search = Search(model, options, trial, pixels, trace.narrowed)
     candidates = find_candidates(shapes, trace.order, images, output)
     return search.find(each.with_fields(output_axes=len(output)) for each in candidates)
+
+
+def _check_epsilon(found: Candidate, given: Fields) -> None:
+    """Raise InputError if the epsilon is that of float64: it probably follows the dtype, which the proof cannot show."""
+    eps = float(np.finfo(np.float64).eps)
+    if found.config.norms.eps == eps and "norms.eps" not in given:
+        raise InputError(
+            f"its norms have the epsilon of float64, {eps!r}, as with eps=None or finfo(x.dtype).eps, which is another one "
+            f"in float32: in a copy of the class give that of float32, {float(np.finfo(np.float32).eps)!r}; or --set "
+            f"norms.eps={eps!r} if the class has this number in every dtype"
+        )
 
 
 def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Array, given: Fields) -> _Derived:

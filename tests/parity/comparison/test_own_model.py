@@ -215,6 +215,7 @@ def test_a_wrong_layout_is_not_proven(tmp_path: Path) -> None:
 IMPOSTORS = {
     "eps of the blocks": "the MLP of the first block differs by 4e?.*its norms have the epsilons 1e-06, 1e-05",
     "eps of one norm": "its norms have the epsilons 1e-06, 1e-05",
+    "eps of the dtype": "the epsilon of float64, 2.2.*: in a copy of the class give that of float32, 1.192092895507812",
     "statistics": "of a batch norm|pooling and classifier differ",
     "normalized images": "normalizes its images by its buffers mean and std, .* --set pixels.mean=0.485,0.456,0.406 --set",
     "unused": "does not use mask_token: if it is for training, give --ignore 'mask_token'",
@@ -248,6 +249,12 @@ def test_an_impostor_is_refused(change: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=IMPOSTORS[change]) as error:
         derived(f"Impostor('{change}')", tmp_path, given=given)
     assert "\n" not in str(error.value)
+
+
+def test_an_epsilon_of_float64_can_be_confirmed(tmp_path: Path) -> None:
+    eps = float(np.finfo(np.float64).eps)
+    table, _ = derived("Impostor('eps of the dtype')", tmp_path, given={"num_heads": 3, "norms.eps": eps})
+    assert table.config.norms.eps == eps
 
 
 def test_an_ignored_parameter_that_is_not_used_is_left_out(tmp_path: Path) -> None:
