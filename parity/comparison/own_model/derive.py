@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import Fields, registered
@@ -25,7 +26,14 @@ from parity.comparison.own_model.stages import Failure
 from parity.comparison.own_model.structures import find_candidates
 from parity.comparison.own_model.table import table_text
 from parity.comparison.own_model.twin import Twin
-from parity.comparison.own_model.weights import OtherShapes, OwnWeights, changed_constants, open_arrays, read_weights
+from parity.comparison.own_model.weights import (
+    OtherShapes,
+    OwnWeights,
+    changed_constants,
+    missing_constants,
+    open_arrays,
+    read_weights,
+)
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import coerce_field
 
@@ -54,12 +62,14 @@ class _Derived:
     """A table before it is used to read the checkpoint.
 
     own: the weights of the checkpoint by the keys of the class, in float64.
+    assumed: what the proof takes from the class because the checkpoint lacks it.
     """
 
     text: str
     candidate: Candidate
     proof: Proof
     own: Mapping[str, Array]
+    assumed: tuple[Assumption, ...]
 
 
 def derive_table(
@@ -267,7 +277,7 @@ def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Arra
         constants=_joined_constants(constants),
         given=list(given),
     )
-    return _Derived(text, found, proof, own)
+    return _Derived(text, found, proof, own, missing_constants(weights))
 
 
 def _any_numbers(key: str) -> str:
@@ -304,4 +314,4 @@ def _read_with(derived: _Derived, model: OwnModel, source: StrPath, **options: A
     )
     if not same or not np.array_equal(outputs[0], outputs[1]):
         raise InputError("its table reads another model than the one that was proven: report this as a bug")
-    return checkpoint
+    return replace(checkpoint, assumed=(*derived.assumed, *checkpoint.assumed))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints import containers
+from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.format_matching import join_keys
 from parity.checkpoints.ignored_keys import matched_keys
@@ -30,12 +31,14 @@ class OwnWeights:
         strip: the prefix of the keys in the file, if it does not consist of known wrappers; else "".
         ignored: the keys of the model that the user ignores.
         generators: the keys of states of random number generators.
+        missing: the keys of constants that the file lacks, as of averaged weights, which have parameters alone.
     """
 
     arrays: Mapping[str, Array]
     strip: str
     ignored: frozenset[str]
     generators: frozenset[str]
+    missing: tuple[str, ...]
 
 
 class OtherShapes(InputError):
@@ -56,10 +59,8 @@ def read_weights(
         InputError: keys are missing or unexpected; the message lists them.
         OtherShapes: shapes differ; the message lists them.
     """
-    shapes = {key: array.shape for key, array in model.weights.items()}
-    if model.separator == ".":  # a state dict has the buffers too; the collections of Flax may be left out
-        shapes |= {key: array.shape for key, array in model.constants.items()}
-    prefix = _find_prefix(stored, shapes, model.separator, strip)
+    shapes = {key: array.shape for key, array in (*model.weights.items(), *model.constants.items())}
+    prefix = _find_prefix(stored, model.weights, model.separator, strip)
     others = classify_other_keys(stored, prefix, model.separator)
     inside = {key.removeprefix(prefix): array for key, array in stored.items() if key.startswith(prefix)}
     around = ""
@@ -68,10 +69,10 @@ def read_weights(
         inside = {**{key: stored[around + key] for key in model.constants if around + key in stored}, **inside}
     generators = frozenset(key for key in inside if _is_below(key, model.generators))
     ignored = _ignored_keys(ignore, stored, prefix)
-    known = {*shapes, *model.constants, *generators}
+    known = {*shapes, *generators}
     extra = [key for key in inside if key not in known and prefix + key not in ignored]
     extra += [key for key in others.unknown if key not in ignored and key.removeprefix(around) not in model.constants]
-    missing = [key for key in shapes if key not in inside]
+    missing = [key for key in model.weights if key not in inside]
     wrong = [
         f"{key} {inside[key].shape}, in the class {shape}"
         for key, shape in shapes.items()
@@ -89,11 +90,12 @@ def read_weights(
     if bad := [key for key in model.weights if inside[key].dtype.name not in FLOAT_DTYPES]:
         kinds_text = ", ".join(FLOAT_DTYPES)
         raise InputError(f"{bad[0]} of the checkpoint is {inside[bad[0]].dtype.name}: expected one of {kinds_text}")
-    arrays = {key: inside[key][...] for key in (*shapes, *model.constants) if key in inside}
+    arrays = {key: inside[key][...] for key in shapes if key in inside}
     words = prefix.removesuffix(model.separator).split(model.separator)
     is_known = all(word in WRAPPERS for word in words) or not prefix
     without = frozenset(key.removeprefix(prefix) for key in ignored)
-    return OwnWeights(arrays, "" if is_known else prefix, without, generators)
+    lacking = tuple(key for key in model.constants if key not in inside)
+    return OwnWeights(arrays, "" if is_known else prefix, without, generators, lacking)
 
 
 def _is_below(key: str, parents: Iterable[str]) -> bool:
@@ -101,13 +103,13 @@ def _is_below(key: str, parents: Iterable[str]) -> bool:
     return any(key == parent or key.startswith(f"{parent}/") for parent in parents)
 
 
-def _find_prefix(stored: Mapping[str, Any], shapes: Mapping[str, Any], separator: str, strip: str | None) -> str:
-    """Return the prefix under which the file has the most keys of a model; averaged weights are preferred."""
+def _find_prefix(stored: Mapping[str, Any], parameters: Mapping[str, Any], separator: str, strip: str | None) -> str:
+    """Return the prefix under which the file has the most parameters of a model; averaged weights are preferred."""
     counts: Counter[str] = Counter()
     for key in stored:
         start = 0
         while True:
-            if key[start:] in shapes:
+            if key[start:] in parameters:
                 counts[key[:start]] += 1
             start = key.find(separator, start) + 1
             if not start:
@@ -118,8 +120,8 @@ def _find_prefix(stored: Mapping[str, Any], shapes: Mapping[str, Any], separator
         some = ", ".join(list(stored)[:3]) or "none"
         where = f" under --strip {strip!r}" if strip else ""
         raise InputError(
-            f"the checkpoint has no key of the class{where}, such as {next(iter(shapes), 'none')}; its keys are {some}: "
-            "give the checkpoint that this class wrote"
+            f"the checkpoint has no key of the class{where}, such as {next(iter(parameters), 'none')}; its keys are {some}"
+            ": give the checkpoint that this class wrote"
         )
 
     def order(prefix: str) -> tuple[int, ...]:
@@ -137,6 +139,12 @@ def _ignored_keys(ignore: Sequence[str], stored: Mapping[str, Any], prefix: str)
     found = matched_keys(ignore, [*stored, *(key.removeprefix(prefix) for key in stored)])
     matched = frozenset(key for keys in found.values() for key in keys)
     return frozenset(key for key in stored if key in matched or key.removeprefix(prefix) in matched)
+
+
+def missing_constants(weights: OwnWeights) -> tuple[Assumption, ...]:
+    """Return the assumption that the constants that the file lacks have the values of a newly built model, if there are."""
+    what, why = "values of a newly built model", "the checkpoint lacks them"
+    return (Assumption(what, _shorten(weights.missing), why),) if weights.missing else ()
 
 
 def _shorten(keys: Iterable[str]) -> str:

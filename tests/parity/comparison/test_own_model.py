@@ -343,6 +343,16 @@ def test_a_changed_constant_is_refused(tmp_path: Path) -> None:
         derive_table(f"{MODULE}:Assembled('torch')", tmp_path / "theirs.pth")
 
 
+def test_averaged_weights_without_buffers_are_read(tmp_path: Path) -> None:
+    like = "Assembled('torch')"
+    model, average = trained(like), trained(like, seed=1)
+    torch.save({"model": model.state_dict(), "model_ema": dict(average.named_parameters())}, tmp_path / "theirs.pth")
+    checkpoint = derive_table(f"{MODULE}:{like}", tmp_path / "theirs.pth").checkpoint
+    head = average.state_dict()["head.3.weight"]
+    assert torch.equal(parity.to_torch(checkpoint)["head.weight"], head)
+    assert ("values of a newly built model", "position_ids") in [(each.field, each.value) for each in checkpoint.assumed]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_buffer_that_differs_from_the_class_by_little_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     like, state = f"{MODULE}:Impostor('gate')", trained("Impostor('gate')").to(dtype).state_dict()

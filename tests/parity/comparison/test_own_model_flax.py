@@ -20,6 +20,7 @@ from parity.comparison.own_model import DerivedTable, derive_table
 from parity.comparison.own_model.construct import build
 from parity.comparison.own_model.derive import _make_model
 from parity.comparison.own_model.model import ImageShape
+from parity.comparison.own_model.proof import random_weights
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from vit_spec import InputError
 
@@ -97,6 +98,15 @@ def test_a_changed_constant_of_a_collection_is_refused(tmp_path: Path) -> None:
     changed = {"constants/table": np.ones((12, 48))}
     with pytest.raises(InputError, match="constants/table of the checkpoint is not a parameter"):
         derived("Buffered", tmp_path, extra=changed, given={"image_size": (16, 24)})
+
+
+def test_a_collection_that_the_checkpoint_lacks_is_an_assumption(tmp_path: Path) -> None:
+    model = _make_model(build(f"{MODULE}:Buffered"))
+    assert model.fit(ImageShape(16, 24, 3, True)) == ""
+    np.savez(tmp_path / "theirs.npz", **{f"params/{key}": array for key, array in random_weights(model.weights, 0).items()})
+    table = derive_table(f"{MODULE}:Buffered", tmp_path / "theirs.npz")
+    (found,) = (each for each in table.checkpoint.assumed if each.why == "the checkpoint lacks them")
+    assert found.field == "values of a newly built model" and found.value == "constants/table"
 
 
 def test_a_table_of_positions_that_is_not_ours_is_refused(tmp_path: Path) -> None:
