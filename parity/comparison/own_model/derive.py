@@ -38,6 +38,8 @@ from vit_spec import InputError, ViTConfig
 from vit_spec.config import coerce_field
 
 _SEED = 0
+_MAX_REFUSED = 3  # sizes of images
+_MAX_SHAPES = 40  # of images that give the parameters of a linen module other shapes than the checkpoint has
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def _derive(
     reasons: list[str] = []
     errors: list[InputError] = []
     shapes = {key: array.shape for key, array in (model.weights or stored).items()}
+    has_shapes = bool(model.weights)  # else the shapes of its parameters may follow from the images
     channels_last = model.twin == "jax"
     settings = list(model.settings)
     for images in image_shapes(settings, shapes, given, channels_last):
@@ -146,12 +149,17 @@ def _derive(
             weights = read_weights(stored, model, strip, ignore)
             model.check_loading(weights.arrays)
             return _derive_for(model, weights, images, given)
-        except (OtherShapes, _NoStructure) as error:  # perhaps another size of images
+        except OtherShapes as error:
+            size = "" if has_shapes else f"for images of {images.height}x{images.width}, "
+            errors.append(OtherShapes(f"{size}{error}", error.count))
+            if len(errors) > (_MAX_REFUSED if has_shapes else _MAX_SHAPES):
+                break
+        except _NoStructure as error:  # perhaps another size of images
             errors.append(error)
-            if len(errors) > 3:
+            if len(errors) > _MAX_REFUSED:
                 break
     if errors:
-        raise errors[0]
+        raise min(errors, key=lambda each: each.count if isinstance(each, OtherShapes) else 0)
     # A reason that is not an exception of the forward pass is one for images of the right size.
     reason = next((each for each in reasons if "forward pass raised" not in each), reasons[0])
     if "forward pass returns" in reason:

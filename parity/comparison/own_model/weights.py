@@ -42,7 +42,14 @@ class OwnWeights:
 
 
 class OtherShapes(InputError):
-    """The arrays have the keys of the model but other shapes: the model may be for another size of images."""
+    """The arrays have the keys of the model but other shapes: the model may be for another size of images.
+
+    count: the number of these arrays.
+    """
+
+    def __init__(self, message: str, count: int) -> None:
+        super().__init__(message)
+        self.count = count
 
 
 def open_arrays(source: StrPath, separator: str) -> dict[str, StoredArray]:
@@ -81,12 +88,12 @@ def read_weights(
     kinds = {"missing": missing, "unexpected": extra, "of another shape": wrong}
     lists = [f"{len(keys)} {what}: {_shorten(keys)}" for what, keys in kinds.items() if keys]
     if lists:
-        kind = OtherShapes if wrong and not missing and not extra else InputError
-        raise kind(
+        message = (
             f"the checkpoint does not fit {model.name}: {'. '.join(lists)}. Give the arguments that the model was made with"
             + (", and --set image_size=HxW for images of another size" if wrong else "")
             + (", or --ignore REGEX for keys that it does not use" if extra else "")
         )
+        raise InputError(message) if missing or extra else OtherShapes(message, len(wrong))
     if bad := [key for key in model.weights if inside[key].dtype.name not in FLOAT_DTYPES]:
         kinds_text = ", ".join(FLOAT_DTYPES)
         raise InputError(f"{bad[0]} of the checkpoint is {inside[bad[0]].dtype.name}: expected one of {kinds_text}")

@@ -19,6 +19,7 @@ from parity.checkpoints.formats import registered
 from parity.comparison.own_model import DerivedTable, derive_table
 from parity.comparison.own_model.construct import build
 from parity.comparison.own_model.derive import _make_model
+from parity.comparison.own_model.images import image_shapes
 from parity.comparison.own_model.model import ImageShape
 from parity.comparison.own_model.proof import random_weights
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
@@ -80,6 +81,21 @@ def test_the_table_of_a_flax_class_is_found_and_proven(like: str, tmp_path: Path
         parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.npz", format.name)
     with np.load(tmp_path / "back.npz") as back:
         assert all(np.array_equal(back[key], array) for key, array in model.weights.items())
+
+
+def test_a_table_of_positions_gives_the_size_of_images() -> None:
+    """As of a linen class that makes its positions for the images that initialize it; an MLP has longer weights."""
+    shapes = {"patches": (8, 8, 3, 48), "positions": (1, 17, 48), "up": (48, 200), "down": (200, 48)}
+    assert next(iter(image_shapes([], shapes, {}, True))) == ImageShape(32, 32, 3, True)
+
+
+def test_the_size_of_images_with_the_fewest_other_shapes_is_named(tmp_path: Path) -> None:
+    """Sizes for a table with a row for a class token are tried first, and this class has none."""
+    model = _make_model(build(f"{MODULE}:Resizable"))
+    assert model.fit(ImageShape(32, 64, 3, True)) == ""
+    np.savez(tmp_path / "theirs.npz", **model.weights | {"head/bias": np.zeros(9)})
+    with pytest.raises(InputError, match=r"for images of 32x64, .* 1 of another shape: head/bias \(9,\), in the class"):
+        derive_table(f"{MODULE}:Resizable", tmp_path / "theirs.npz", given={"in_channels": 3})
 
 
 def test_a_flax_class_that_is_no_vit_is_refused(tmp_path: Path) -> None:
