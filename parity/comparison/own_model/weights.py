@@ -14,7 +14,7 @@ from parity.checkpoints.format_matching import join_keys
 from parity.checkpoints.ignored_keys import matched_keys
 from parity.checkpoints.reading import StrPath, resolve_path
 from parity.checkpoints.weights import FLOAT_DTYPES
-from parity.checkpoints.wrappers import WRAPPERS, classify_other_keys
+from parity.checkpoints.wrappers import WRAPPERS, classify_other_keys, without_inner_modules
 from parity.comparison.own_model.model import Array, OwnModel, as_float64
 from vit_spec import InputError
 
@@ -69,15 +69,18 @@ def read_weights(
     shapes = {key: array.shape for key, array in (*model.weights.items(), *model.constants.items())}
     prefix = _find_prefix(stored, model.weights, model.separator, strip)
     others = classify_other_keys(stored, prefix, model.separator)
-    inside = {key.removeprefix(prefix): array for key, array in stored.items() if key.startswith(prefix)}
+    keys = [key for key in stored if key.startswith(prefix)]
+    names = dict(zip(keys, without_inner_modules([key.removeprefix(prefix) for key in keys]), strict=True))
+    inside = {name: stored[key] for key, name in names.items()}
     around = ""
     if model.separator == "/":  # other collections of linen are beside the parameters
         around = prefix.removesuffix(_PARAMETERS)
         inside = {**{key: stored[around + key] for key in model.constants if around + key in stored}, **inside}
     generators = frozenset(key for key in inside if _is_below(key, model.generators))
     ignored = _ignored_keys(ignore, stored, prefix)
+    without = frozenset(names.get(key, key) for key in ignored)
     known = {*shapes, *generators}
-    extra = [key for key in inside if key not in known and prefix + key not in ignored]
+    extra = [key for key in inside if key not in known and key not in without]
     extra += [key for key in others.unknown if key not in ignored and key.removeprefix(around) not in model.constants]
     missing = [key for key in model.weights if key not in inside]
     wrong = [
@@ -100,7 +103,6 @@ def read_weights(
     arrays = {key: inside[key][...] for key in shapes if key in inside}
     words = prefix.removesuffix(model.separator).split(model.separator)
     is_known = all(word in WRAPPERS for word in words) or not prefix
-    without = frozenset(key.removeprefix(prefix) for key in ignored)
     lacking = tuple(key for key in model.constants if key not in inside)
     return OwnWeights(arrays, "" if is_known else prefix, without, generators, lacking)
 
@@ -116,7 +118,9 @@ def _find_prefix(stored: Mapping[str, Any], parameters: Mapping[str, Any], separ
     for key in stored:
         start = 0
         while True:
-            if key[start:] in parameters:
+            rest = key[start:]
+            (name,) = without_inner_modules([rest])
+            if name in parameters and name.partition(separator)[0] == rest.partition(separator)[0]:
                 counts[key[:start]] += 1
             start = key.find(separator, start) + 1
             if not start:

@@ -135,6 +135,14 @@ def test_weights_in_a_wrapper_are_found(tmp_path: Path) -> None:
     assert "strip: state_dict.ours.inner.\n" in table.text
 
 
+def test_modules_of_torch_compile_within_a_model_are_left_out(tmp_path: Path) -> None:
+    state = {
+        re.sub(r"^(stem|stack[.]\d)", r"\1._orig_mod", key): value for key, value in trained("Renamed").state_dict().items()
+    }
+    torch.save({"model": state}, tmp_path / "theirs.pth")
+    assert "| stack.{block}.mix.weight" in derive_table(f"{MODULE}:Renamed", tmp_path / "theirs.pth").text
+
+
 def test_a_model_can_be_given_itself_and_is_not_changed(tmp_path: Path) -> None:
     model = trained("Renamed").train()
     torch.save(model.state_dict(), tmp_path / "theirs.pth")
