@@ -404,9 +404,10 @@ class Impostor(Renamed):
             self.batch_norm = nn.BatchNorm1d(WIDTH)
         if change == "gate":
             self.register_buffer("gate", torch.ones(()))
-        if change in ("normalized images", "unused normalization"):
-            self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1))
-            self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).reshape(1, 3, 1, 1))
+        if change in ("normalized images", "unused normalization", "normalized by an unsaved buffer"):
+            is_saved = change != "normalized by an unsaved buffer"
+            self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1), persistent=is_saved)
+            self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).reshape(1, 3, 1, 1), persistent=is_saved)
         if change == "unused":
             self.mask_token = nn.Parameter(torch.zeros(1, 1, WIDTH))
         if change == "windows":
@@ -415,7 +416,8 @@ class Impostor(Renamed):
     def forward(self, images: Tensor) -> Tensor:
         change, layers = self.change, list(self.stack)
         images = images.flip(-1) if change == "flipped images" else images
-        images = (images - self.mean) / self.std if change == "normalized images" else images
+        images = (images - self.mean) / self.std if change.startswith("normalized ") and hasattr(self, "mean") else images
+        images = 2 * images - 1 if change == "pixels from -1 to 1" else images
         images = images / 255 if change == "large pixels" and images.max() > 20 else images
         images = images * 2 if change == "batch of two" and len(images) != 2 else images
         images = images * 2 if change == "no gradients" and not torch.is_grad_enabled() else images

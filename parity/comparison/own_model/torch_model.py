@@ -51,6 +51,7 @@ class TorchModel(OwnModel):
             if not value.numel():  # containers leave empty arrays out
                 continue
             (self.weights if key in parameters else self.constants)[key] = value.detach().numpy().copy()
+        self.unsaved = {key: value.numpy().copy() for key, value in module.named_buffers() if key not in state}
         if changed := self._find_changed({**dict.fromkeys(parameters), **state}):
             raise InputError(f"{self.name} changes {changed} in its state_dict: {_SAME_VALUES}")
         self.settings = [(name, value) for name, value in built.arguments.items()]
