@@ -47,9 +47,9 @@ def console(*, stderr: bool = False) -> Terminal:
 
 
 def print_lines(*lines: Any) -> None:
-    """Print lines of text, or rich tables, to stdout."""
+    """Print lines of text, or rich tables, to stdout.  A line break in a line is printed as an escape."""
     for line in lines:
-        console().print(line)
+        console().print(printable(line) if isinstance(line, str) else line)
 
 
 def print_report(text: Any) -> None:

@@ -63,6 +63,11 @@ def test_printed_lines_tables_and_errors_are_harmless(capfd):
     assert "[/red]" in out and ":smile:" in out
 
 
+def test_a_line_with_a_line_break_is_one_line(capfd):
+    print_lines("a\nread: format timm", "b")
+    assert capfd.readouterr().out == "a\\nread: format timm\nb\n"
+
+
 @pytest.mark.parametrize("command", ["inspect", "convert", "check"])
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".msgpack"])
 def test_a_key_cannot_control_the_terminal(tmp_path, command, suffix, capfd):

@@ -42,6 +42,17 @@ class Compact(linen.Module):
         return linen.Dense(CLASSES, name="classifier")(x[:, 0])
 
 
+class Resizable(linen.Module):
+    """No attribute for the size of images: the positions are made for those that initialize it."""
+
+    @linen.compact
+    def __call__(self, images: Array) -> Array:
+        x = linen.Conv(WIDTH, PATCH, PATCH, name="patches")(images)
+        x = x.reshape(len(x), -1, WIDTH)
+        x = x + self.param("positions", linen.initializers.normal(1.0), (1, x.shape[1], WIDTH))
+        return linen.Dense(CLASSES, name="head")(CompactBlock(name="layer0")(x, False).mean(1))
+
+
 class SetupBlock(linen.Module):
     """One matrix for queries, keys and values, with axes (width, 3, heads, dim); norms share a scan."""
 

@@ -396,13 +396,18 @@ class Impostor(Renamed):
             for module in self.modules():
                 if isinstance(module, nn.LayerNorm):
                     module.eps = 1e-5
+        if change == "eps of the dtype":
+            for layer in self.stack:
+                layer.norm_a, layer.norm_b = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+            self.last = nn.RMSNorm(WIDTH)
         if change == "statistics":
             self.batch_norm = nn.BatchNorm1d(WIDTH)
         if change == "gate":
             self.register_buffer("gate", torch.ones(()))
-        if change in ("normalized images", "unused normalization"):
-            self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1))
-            self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).reshape(1, 3, 1, 1))
+        if change in ("normalized images", "unused normalization", "normalized by an unsaved buffer"):
+            is_saved = change != "normalized by an unsaved buffer"
+            self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1), persistent=is_saved)
+            self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).reshape(1, 3, 1, 1), persistent=is_saved)
         if change == "unused":
             self.mask_token = nn.Parameter(torch.zeros(1, 1, WIDTH))
         if change == "windows":
@@ -411,7 +416,8 @@ class Impostor(Renamed):
     def forward(self, images: Tensor) -> Tensor:
         change, layers = self.change, list(self.stack)
         images = images.flip(-1) if change == "flipped images" else images
-        images = (images - self.mean) / self.std if change == "normalized images" else images
+        images = (images - self.mean) / self.std if change.startswith("normalized ") and hasattr(self, "mean") else images
+        images = 2 * images - 1 if change == "pixels from -1 to 1" else images
         images = images / 255 if change == "large pixels" and images.max() > 20 else images
         images = images * 2 if change == "batch of two" and len(images) != 2 else images
         images = images * 2 if change == "no gradients" and not torch.is_grad_enabled() else images
@@ -455,6 +461,52 @@ class Impostor(Renamed):
         hidden = layer.up(layer.norm_a(x))
         y = layer.down(F.relu6(hidden) if change == "relu6" else F.gelu(hidden, approximate=kind))
         return x + (y.relu() if change == "activation after the MLP" else y)
+
+
+class Loading(Renamed):
+    """`Renamed` with code that changes weights when the class saves them, loads them, or both."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__()
+        self.change, self.factor = change, 1.0
+        if change == "hooks":
+            self.stack[1].mix.register_load_state_dict_pre_hook(self._halve)
+            self.stack[1].mix.register_state_dict_post_hook(self._double)
+        if change == "load hook":
+            self.stack[1].mix.register_load_state_dict_pre_hook(self._halve)
+        if change == "renamed keys":
+            self.register_load_state_dict_pre_hook(self._rename)
+
+    @staticmethod
+    def _halve(module: nn.Module, state: Any, prefix: str, *_: Any) -> None:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] / 2
+
+    @staticmethod
+    def _double(module: nn.Module, state: Any, prefix: str, _: Any) -> None:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] * 2
+
+    @staticmethod
+    def _rename(module: nn.Module, state: Any, prefix: str, *_: Any) -> None:
+        for key in [key for key in state if key.startswith("old_")]:
+            state[key.removeprefix("old_")] = state.pop(key)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        state = super().state_dict(*arguments, **options)
+        if self.change == "frozen start":
+            del state["start"]
+        return state
+
+    def load_state_dict(self, state_dict: Any, *arguments: Any, **options: Any) -> Any:
+        if self.change == "in place":
+            state_dict["where"] *= 2
+        if self.change == "factor":
+            self.factor = 2.0
+        if self.change == "raises":
+            raise KeyError("version")
+        return super().load_state_dict(state_dict, *arguments, **options)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) * self.factor
 
 
 class NeedsLabels(Renamed):

@@ -32,6 +32,7 @@ __all__ = [
 
 _MODULES = (safetensors, pth, npz, msgpack, orbax, dcp)
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_PICKLE_STARTS = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _EQUINOX_SUFFIX = ".eqx"  # equinox.tree_serialise_leaves writes the arrays one after another; Equimo's is weights.eqx
 _EQUINOX_REMEDY = (
@@ -177,6 +178,11 @@ def _detect_and_open(path: Path, budget: Budget) -> Contents:
         raise InputError(f"{path} is an LZ4 archive; those of Equimo have arrays without names: {_EQUINOX_REMEDY}")
     if head.startswith(_HDF5_SIGNATURE):
         raise InputError(f"{path} is an HDF5 file, which is not a known container: {_KERAS_REMEDY}")
+    if head.startswith(_PICKLE_STARTS):
+        raise InputError(
+            f"{path} is a plain pickle, as of pickle.dump, and no file of torch.save: load it where you trust it, and save "
+            "its arrays with torch.save or as safetensors"
+        )
     if not path.is_dir() and (expected := by_suffix(Path(path.name.removesuffix(shards.INDEX)))):
         return expected.open(path, budget)  # raises an error that says what is wrong
     what = "folder" if path.is_dir() else "file"

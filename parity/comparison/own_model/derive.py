@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.format_file import parse_format
@@ -26,11 +27,20 @@ from parity.comparison.own_model.stages import Failure
 from parity.comparison.own_model.structures import find_candidates
 from parity.comparison.own_model.table import table_text
 from parity.comparison.own_model.twin import Twin
-from parity.comparison.own_model.weights import OtherShapes, OwnWeights, changed_constants, open_arrays, read_weights
+from parity.comparison.own_model.weights import (
+    OtherShapes,
+    OwnWeights,
+    changed_constants,
+    missing_constants,
+    open_arrays,
+    read_weights,
+)
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import coerce_field
 
 _SEED = 0
+_MAX_REFUSED = 3  # sizes of images
+_MAX_SHAPES = 40  # of images that give the parameters of a linen module other shapes than the checkpoint has
 
 
 @dataclass(frozen=True)
@@ -55,12 +65,14 @@ class _Derived:
     """A table before it is used to read the checkpoint.
 
     own: the weights of the checkpoint by the keys of the class, in float64.
+    assumed: what the proof takes from the class because the checkpoint lacks it.
     """
 
     text: str
     candidate: Candidate
     proof: Proof
     own: Mapping[str, Array]
+    assumed: tuple[Assumption, ...]
 
 
 def derive_table(
@@ -127,6 +139,7 @@ def _derive(
     reasons: list[str] = []
     errors: list[InputError] = []
     shapes = {key: array.shape for key, array in (model.weights or stored).items()}
+    has_shapes = bool(model.weights)  # else the shapes of its parameters may follow from the images
     channels_last = model.twin == "jax"
     settings = list(model.settings)
     for images in image_shapes(settings, shapes, given, channels_last):
@@ -135,13 +148,19 @@ def _derive(
             continue
         try:
             weights = read_weights(stored, model, strip, ignore)
+            model.check_loading(weights.arrays)
             return _derive_for(model, weights, images, given)
-        except (OtherShapes, _NoStructure) as error:  # perhaps another size of images
+        except OtherShapes as error:
+            size = "" if has_shapes else f"for images of {images.height}x{images.width}, "
+            errors.append(OtherShapes(f"{size}{error}", error.count))
+            if len(errors) > (_MAX_REFUSED if has_shapes else _MAX_SHAPES):
+                break
+        except _NoStructure as error:  # perhaps another size of images
             errors.append(error)
-            if len(errors) > 3:
+            if len(errors) > _MAX_REFUSED:
                 break
     if errors:
-        raise errors[0]
+        raise min(errors, key=lambda each: each.count if isinstance(each, OtherShapes) else 0)
     # A reason that is not an exception of the forward pass is one for images of the right size.
     reason = next((each for each in reasons if "forward pass raised" not in each), reasons[0])
     if "forward pass returns" in reason:
@@ -195,6 +214,7 @@ def _derive_for(model: OwnModel, weights: OwnWeights, images: ImageShape, given:
         if isinstance(found, Failure):
             failures.append(found)
             continue
+        _check_epsilon(found, given)
         return _finish(model, weights, found, pixels, given)
     further = [each for each in failures if isinstance(each, Failure)]
     if further:
@@ -234,6 +254,17 @@ def _search(
     return search.find(each.with_fields(output_axes=len(output)) for each in candidates)
 
 
+def _check_epsilon(found: Candidate, given: Fields) -> None:
+    """Raise InputError if the epsilon is that of float64: it probably follows the dtype, which the proof cannot show."""
+    eps = float(np.finfo(np.float64).eps)
+    if found.config.norms.eps == eps and "norms.eps" not in given:
+        raise InputError(
+            f"its norms have the epsilon of float64, {eps!r}, as with eps=None or finfo(x.dtype).eps, which is another one "
+            f"in float32: in a copy of the class give that of float32, {float(np.finfo(np.float32).eps)!r}; or --set "
+            f"norms.eps={eps!r} if the class has this number in every dtype"
+        )
+
+
 def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Array, given: Fields) -> _Derived:
     """Prove a candidate, and return its table."""
     arrays = {key: weights.arrays[key] for key in model.weights}
@@ -255,7 +286,7 @@ def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Arra
         constants=_joined_constants(constants),
         given=list(given),
     )
-    return _Derived(text, found, proof, own)
+    return _Derived(text, found, proof, own, missing_constants(weights))
 
 
 def _any_numbers(key: str) -> str:
@@ -292,4 +323,4 @@ def _read_with(derived: _Derived, model: OwnModel, source: StrPath, **options: A
     )
     if not same or not np.array_equal(outputs[0], outputs[1]):
         raise InputError("its table reads another model than the one that was proven: report this as a bug")
-    return checkpoint
+    return replace(checkpoint, assumed=(*derived.assumed, *checkpoint.assumed))

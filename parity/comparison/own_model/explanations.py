@@ -1,25 +1,29 @@
 """Known causes for which a stage of the search differs: properties that neither `ViTConfig` nor a table can express."""
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 import numpy as np
 
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.model import Array
 from parity.comparison.own_model.options import Options
+from parity.comparison.own_model.pixels import NORMALIZATIONS
 from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, Stage
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 
+_MAX_TRIED = 20  # hypotheses on attention for each normalization
 Change = Callable[[dict[str, Array]], dict[str, Array]]  # of the weights of a twin, by row
 
 
 class Explanations:
     """The causes of a difference: most are found by a change of the twin's weights with which the models agree.
 
+    difference: `Search.difference`.
     output: the output of the user's model, with nothing switched off.
     """
 
-    def __init__(self, options: Options, difference: Callable[[Candidate, Stage, Change], float], output: Array) -> None:
+    def __init__(self, options: Options, difference: Callable[..., float], output: Array) -> None:
         self._options, self._difference, self._output = options, difference, output
 
     def of(self, stage: Stage, candidate: Candidate, depends_on_order: bool) -> tuple[str, str]:
@@ -38,6 +42,21 @@ class Explanations:
                 "attention that --like finds; is there another rotation, a bias of the scores, a mask or a window?"
             )
             return detail, REMEDY
+        if stage is ATTENTION:  # a class token sees the patches through attention alone
+            return self._of_images(candidate)
+        return "", REMEDY
+
+    def _of_images(self, candidate: Candidate) -> tuple[str, str]:
+        """Return whether the class normalizes its images: it has the output of a twin if this is undone before it."""
+        for undone in NORMALIZATIONS:
+            if len(undone.mean) not in (1, candidate.config.in_channels):
+                continue
+            tried = islice(self._options.attention(candidate), _MAX_TRIED)
+            if any(self._difference(each, ATTENTION, undone=undone) <= FLOAT64_TOLERANCE for each in tried):
+                detail = f"the class normalizes its images by {undone}"
+                return detail, (
+                    f"ViTConfig has no such step: leave it out in a copy of the class, and give {undone.options}"
+                )
         return "", REMEDY
 
     def _of_stem(self, candidate: Candidate) -> tuple[str, str]:

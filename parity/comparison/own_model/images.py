@@ -64,10 +64,12 @@ def _sizes_of_tables(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[in
     """Yield the sizes for which a table of positions has a row for each patch, if a kernel shows the size of patches."""
     kernels = [shape for shape in shapes.values() if len(shape) == 4 and min(shape) > 1]
     patches = [(shape[2:] if shape[0] > shape[1] else shape[:2]) for shape in kernels[:2]]
-    lengths = {max(shape[:-1]) for shape in shapes.values() if len(shape) in (2, 3) and 3 < max(shape[:-1]) < _MAX_CELLS}
+    tables = [shape for shape in shapes.values() if len(shape) in (2, 3) and 3 < max(shape[:-1]) < _MAX_CELLS]
+    # Weights of layers look like tables of two axes: (1, rows, width) is surer.  A class may take images that use the first
+    # rows of a table alone: the longest table that fits comes first.
+    lengths = sorted({(len(shape) == 3 and shape[0] == 1, max(shape[:-1])) for shape in tables}, reverse=True)
     for patch in patches:
-        # A class may take images that use the first rows of a table alone: the longest table that fits comes first.
-        for length, prefix in product(sorted(lengths, reverse=True), (1, 0, 2)):
+        for (_, length), prefix in product(lengths, (1, 0, 2)):
             cells = length - prefix
             divisors = [rows for rows in range(2, cells // 2 + 1) if cells % rows == 0]
             for rows in sorted(divisors, key=lambda rows: abs(rows - cells // rows))[:3]:

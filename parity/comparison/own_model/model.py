@@ -71,6 +71,7 @@ class OwnModel(ABC):
         separator: the separator of its keys.
         weights: its parameters by key, as they were initialized, in float64.
         constants: its other arrays by key: buffers in PyTorch, other collections in Flax.
+        unsaved: arrays by key that checkpoints do not have: buffers of PyTorch with persistent=False.
         generators: keys of states of random number generators, which a checkpoint may have and which are not read.
         settings: names and values of attributes of its modules and of arguments of its constructor.
     """
@@ -82,6 +83,7 @@ class OwnModel(ABC):
         self.name = name
         self.weights: dict[str, Array] = {}
         self.constants: dict[str, Array] = {}
+        self.unsaved: dict[str, Array] = {}
         self.generators: frozenset[str] = frozenset()
         self.settings: list[tuple[str, Any]] = []
 
@@ -89,12 +91,18 @@ class OwnModel(ABC):
     def fit(self, images: ImageShape) -> str:
         """Prepare for images of this shape; return "", or the reason why the model does not take them."""
 
+    def check_loading(self, arrays: Weights) -> None:  # noqa: B027  # Flax modules have no code that loads arrays
+        """Raise InputError if the class changes the arrays of a checkpoint when it loads them.
+
+        arrays: all arrays of the checkpoint by key.
+        """
+
     @abstractmethod
     def run(self, weights: Weights, images: Array, inference: bool = False) -> Array:
         """Return the output for images (B, H, W, C).
 
         Args:
-            weights: values that replace `weights` and `constants`.
+            weights: values that replace `weights`, `constants` and `unsaved`.
             images: the images.
             inference: run without gradients, for which PyTorch has other kernels and a class may have other code.
         """

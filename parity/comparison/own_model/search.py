@@ -13,6 +13,7 @@ from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.explanations import Change, Explanations
 from parity.comparison.own_model.model import FIXED_DTYPE, Array, OwnModel
 from parity.comparison.own_model.options import MAX_CANDIDATES, Options
+from parity.comparison.own_model.pixels import Normalization
 from parity.comparison.own_model.stages import ALL, ATTENTION, HEADS_REMEDY, POOL, STAGES, Failure, Stage
 from parity.comparison.own_model.twin import Twin
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
@@ -133,16 +134,20 @@ class Search:
             return replace(found, detail=detail, remedy=FIXED_DTYPE)
         is_attention = STAGES[number] is ATTENTION
         depends = is_attention and self._depends_on_order(start)
-        if is_attention and not depends and tried >= MAX_CANDIDATES and "num_heads" not in self._options.given:
-            return replace(found, detail="not every number of heads was tried with every layout", remedy=HEADS_REMEDY)
         explanations = Explanations(self._options, self.difference, self._model.run(self._weights, self._images))
         detail, remedy = explanations.of(STAGES[number], start, depends)
+        is_incomplete = is_attention and tried >= MAX_CANDIDATES and "num_heads" not in self._options.given
+        if is_incomplete and not detail:
+            detail, remedy = "not every number of heads was tried with every layout", HEADS_REMEDY
         return replace(found, detail=detail, remedy=remedy)
 
-    def difference(self, candidate: Candidate, stage: Stage, change: Change = dict) -> float:
+    def difference(
+        self, candidate: Candidate, stage: Stage, change: Change = dict, undone: Normalization | None = None
+    ) -> float:
         """Return the relRMS between the outputs of both models; infinity if the hypothesis contradicts itself.
 
         change: a change of the weights of the twin, by row.
+        undone: a normalization to undo before the user's model.
         """
         try:
             config = candidate.config
@@ -158,8 +163,9 @@ class Search:
         except InputError as error:
             self._contradiction = str(error)
             return np.inf
-        key = (config.patch_size if stage.flat else None, zeros)
+        key = (config.patch_size if stage.flat else None, zeros, undone)
         if key not in self._outputs:
+            images = images if undone is None else images * np.array(undone.std) + np.array(undone.mean)
             self._outputs[key] = self._model.run(weights, images)
         return float(ErrorNorms.of(output, self._outputs[key]).relative_rms())
 

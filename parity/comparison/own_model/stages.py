@@ -47,7 +47,7 @@ class Stage:
 
 POOL = ("attn_pool.q", "attn_pool.mlp.fc")  # without them, attention pooling is a linear layer of the mean
 ALL = (*_ATTENTION, *_MLP, *_NORM_BIASES, *POOL)
-STEM = Stage("tokens, positions, norms, pooling and classifier", ALL, ALL)
+STEM = Stage("positions, norms, pooling and classifier", ALL, ALL)
 MLP = Stage("the MLP of the first block", (*_ATTENTION, "blocks.attn.norm.bias", *POOL), ALL)
 ATTENTION = Stage("attention of the first block", POOL, ALL)
 PATCHES = Stage("the projection of patches", POOL, ALL, flat=False)

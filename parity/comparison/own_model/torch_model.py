@@ -20,6 +20,11 @@ from parity.comparison.own_model.model import (
 )
 from vit_spec import InputError
 
+_SAME_VALUES = (
+    "a table reads files as they are, so save dict(model.named_parameters()) of the loaded model with torch.save, and give "
+    "that file with a copy of the class without this step"
+)
+
 
 class TorchModel(OwnModel):
     """A copy of a PyTorch module in float64, on CPU, in eval mode."""
@@ -46,6 +51,9 @@ class TorchModel(OwnModel):
             if not value.numel():  # containers leave empty arrays out
                 continue
             (self.weights if key in parameters else self.constants)[key] = value.detach().numpy().copy()
+        self.unsaved = {key: value.numpy().copy() for key, value in module.named_buffers() if key not in state}
+        if changed := self._find_changed({**dict.fromkeys(parameters), **state}):
+            raise InputError(f"{self.name} changes {changed} in its state_dict: {_SAME_VALUES}")
         self.settings = [(name, value) for name, value in built.arguments.items()]
         for inner in module.modules():
             self.settings += simple_settings(inner)
@@ -60,6 +68,20 @@ class TorchModel(OwnModel):
         except InputError as error:
             return str(error)
         return ""
+
+    def check_loading(self, arrays: Weights) -> None:
+        module = self._module
+        state = {**module.state_dict(), **{key: self._to_tensor(array) for key, array in arrays.items()}}
+        try:
+            with float64_by_default():
+                module.load_state_dict(state)
+        except (Exception, SystemExit, GeneratorExit) as error:  # of the user's code
+            raise InputError(f"load_state_dict of the class raised {first_line(error)}") from None
+        if changed := self._find_changed({key: self._to_tensor(array) for key, array in arrays.items()}):
+            raise InputError(f"the class changes {changed} when it loads it: {_SAME_VALUES}")
+        for key, buffer in module.named_buffers():  # the proof needs constants in float64, as the class makes them
+            if key in self.constants:
+                buffer.copy_(self._to_tensor(self.constants[key]))
 
     def run(self, weights: Weights, images: Array, inference: bool = False) -> Array:
         with self._running(inference):
@@ -107,14 +129,24 @@ class TorchModel(OwnModel):
         return trace
 
     def _tensors(self, weights: Weights) -> dict[str, Any]:
-        torch = self._torch
-        arrays = {**self.weights, **weights}
-        return {
-            key: torch.from_numpy(np.array(array, np.float64)).requires_grad_()  # a copy: the model may change it
-            if np.asarray(array).dtype.kind not in "iub"
-            else torch.from_numpy(np.array(array))
-            for key, array in arrays.items()
-        }
+        tensors = {key: self._to_tensor(array) for key, array in {**self.weights, **weights}.items()}
+        return {key: tensor.requires_grad_(tensor.is_floating_point()) for key, tensor in tensors.items()}
+
+    def _to_tensor(self, array: Array) -> Any:
+        """Return a copy of an array, which the model may change, with floating-point numbers in float64."""
+        array = np.asarray(array)
+        return self._torch.from_numpy(np.array(array) if array.dtype.kind in "iub" else np.array(array, np.float64))
+
+    def _find_changed(self, state: Mapping[str, Any]) -> str:
+        """Return the first key whose parameter or buffer has other values than in a state dict; "" if there is none."""
+        parameters = self._module.named_parameters(remove_duplicate=False)
+        own: dict[str, Any] = {**dict(parameters), **dict(self._module.named_buffers(remove_duplicate=False))}
+
+        def is_same(key: str) -> bool:
+            mine, stored = (each.detach().numpy() for each in (own[key], state[key]))
+            return np.array_equal(mine, stored, equal_nan=mine.dtype.kind == "f")
+
+        return next((key for key in state if key in own and (state[key] is None or not is_same(key))), "")
 
     def _forward(self, weights: Weights, images: Array) -> tuple[Any, dict[str, Any]]:
         tensors = self._tensors(weights)

@@ -9,12 +9,14 @@ import numpy as np
 
 from parity.checkpoints import containers
 from parity.checkpoints.arrays import FLOAT_DTYPES
+from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.format_matching import join_keys
 from parity.checkpoints.ignored_keys import matched_keys
 from parity.checkpoints.other_keys import classify_other_keys
 from parity.checkpoints.reading import StrPath, resolve_path
 from parity.checkpoints.wrapper_names import WRAPPERS
+from parity.checkpoints.wrappers import without_inner_modules
 from parity.comparison.own_model.model import Array, OwnModel, as_float64
 from vit_spec import InputError
 
@@ -31,16 +33,25 @@ class OwnWeights:
         strip: the prefix of the keys in the file, if it does not consist of known wrappers; else "".
         ignored: the keys of the model that the user ignores.
         generators: the keys of states of random number generators.
+        missing: the keys of constants that the file lacks, as of averaged weights, which have parameters alone.
     """
 
     arrays: Mapping[str, Array]
     strip: str
     ignored: frozenset[str]
     generators: frozenset[str]
+    missing: tuple[str, ...]
 
 
 class OtherShapes(InputError):
-    """The arrays have the keys of the model but other shapes: the model may be for another size of images."""
+    """The arrays have the keys of the model but other shapes: the model may be for another size of images.
+
+    count: the number of these arrays.
+    """
+
+    def __init__(self, message: str, count: int) -> None:
+        super().__init__(message)
+        self.count = count
 
 
 def open_arrays(source: StrPath, separator: str) -> dict[str, StoredArray]:
@@ -57,22 +68,23 @@ def read_weights(
         InputError: keys are missing or unexpected; the message lists them.
         OtherShapes: shapes differ; the message lists them.
     """
-    shapes = {key: array.shape for key, array in model.weights.items()}
-    if model.separator == ".":  # a state dict has the buffers too; the collections of Flax may be left out
-        shapes |= {key: array.shape for key, array in model.constants.items()}
-    prefix = _find_prefix(stored, shapes, model.separator, strip)
+    shapes = {key: array.shape for key, array in (*model.weights.items(), *model.constants.items())}
+    prefix = _find_prefix(stored, model.weights, model.separator, strip)
     others = classify_other_keys(stored, prefix, model.separator)
-    inside = {key.removeprefix(prefix): array for key, array in stored.items() if key.startswith(prefix)}
+    keys = [key for key in stored if key.startswith(prefix)]
+    names = dict(zip(keys, without_inner_modules([key.removeprefix(prefix) for key in keys]), strict=True))
+    inside = {name: stored[key] for key, name in names.items()}
     around = ""
     if model.separator == "/":  # other collections of linen are beside the parameters
         around = prefix.removesuffix(_PARAMETERS)
         inside = {**{key: stored[around + key] for key in model.constants if around + key in stored}, **inside}
     generators = frozenset(key for key in inside if _is_below(key, model.generators))
     ignored = _ignored_keys(ignore, stored, prefix)
-    known = {*shapes, *model.constants, *generators}
-    extra = [key for key in inside if key not in known and prefix + key not in ignored]
+    without = frozenset(names.get(key, key) for key in ignored)
+    known = {*shapes, *generators}
+    extra = [key for key in inside if key not in known and key not in without]
     extra += [key for key in others.unknown if key not in ignored and key.removeprefix(around) not in model.constants]
-    missing = [key for key in shapes if key not in inside]
+    missing = [key for key in model.weights if key not in inside]
     wrong = [
         f"{key} {inside[key].shape}, in the class {shape}"
         for key, shape in shapes.items()
@@ -81,20 +93,20 @@ def read_weights(
     kinds = {"missing": missing, "unexpected": extra, "of another shape": wrong}
     lists = [f"{len(keys)} {what}: {_shorten(keys)}" for what, keys in kinds.items() if keys]
     if lists:
-        kind = OtherShapes if wrong and not missing and not extra else InputError
-        raise kind(
+        message = (
             f"the checkpoint does not fit {model.name}: {'. '.join(lists)}. Give the arguments that the model was made with"
             + (", and --set image_size=HxW for images of another size" if wrong else "")
             + (", or --ignore REGEX for keys that it does not use" if extra else "")
         )
+        raise InputError(message) if missing or extra else OtherShapes(message, len(wrong))
     if bad := [key for key in model.weights if inside[key].dtype.name not in FLOAT_DTYPES]:
         kinds_text = ", ".join(FLOAT_DTYPES)
         raise InputError(f"{bad[0]} of the checkpoint is {inside[bad[0]].dtype.name}: expected one of {kinds_text}")
-    arrays = {key: inside[key][...] for key in (*shapes, *model.constants) if key in inside}
+    arrays = {key: inside[key][...] for key in shapes if key in inside}
     words = prefix.removesuffix(model.separator).split(model.separator)
     is_known = all(word in WRAPPERS for word in words) or not prefix
-    without = frozenset(key.removeprefix(prefix) for key in ignored)
-    return OwnWeights(arrays, "" if is_known else prefix, without, generators)
+    lacking = tuple(key for key in model.constants if key not in inside)
+    return OwnWeights(arrays, "" if is_known else prefix, without, generators, lacking)
 
 
 def _is_below(key: str, parents: Iterable[str]) -> bool:
@@ -102,13 +114,15 @@ def _is_below(key: str, parents: Iterable[str]) -> bool:
     return any(key == parent or key.startswith(f"{parent}/") for parent in parents)
 
 
-def _find_prefix(stored: Mapping[str, Any], shapes: Mapping[str, Any], separator: str, strip: str | None) -> str:
-    """Return the prefix under which the file has the most keys of a model; averaged weights are preferred."""
+def _find_prefix(stored: Mapping[str, Any], parameters: Mapping[str, Any], separator: str, strip: str | None) -> str:
+    """Return the prefix under which the file has the most parameters of a model; averaged weights are preferred."""
     counts: Counter[str] = Counter()
     for key in stored:
         start = 0
         while True:
-            if key[start:] in shapes:
+            rest = key[start:]
+            (name,) = without_inner_modules([rest])
+            if name in parameters and name.partition(separator)[0] == rest.partition(separator)[0]:
                 counts[key[:start]] += 1
             start = key.find(separator, start) + 1
             if not start:
@@ -119,8 +133,8 @@ def _find_prefix(stored: Mapping[str, Any], shapes: Mapping[str, Any], separator
         some = ", ".join(list(stored)[:3]) or "none"
         where = f" under --strip {strip!r}" if strip else ""
         raise InputError(
-            f"the checkpoint has no key of the class{where}, such as {next(iter(shapes), 'none')}; its keys are {some}: "
-            "give the checkpoint that this class wrote"
+            f"the checkpoint has no key of the class{where}, such as {next(iter(parameters), 'none')}; its keys are {some}"
+            ": give the checkpoint that this class wrote"
         )
 
     def order(prefix: str) -> tuple[int, ...]:
@@ -138,6 +152,12 @@ def _ignored_keys(ignore: Sequence[str], stored: Mapping[str, Any], prefix: str)
     found = matched_keys(ignore, [*stored, *(key.removeprefix(prefix) for key in stored)])
     matched = frozenset(key for keys in found.values() for key in keys)
     return frozenset(key for key in stored if key in matched or key.removeprefix(prefix) in matched)
+
+
+def missing_constants(weights: OwnWeights) -> tuple[Assumption, ...]:
+    """Return the assumption that the constants that the file lacks have the values of a newly built model, if there are."""
+    what, why = "values of a newly built model", "the checkpoint lacks them"
+    return (Assumption(what, _shorten(weights.missing), why),) if weights.missing else ()
 
 
 def _shorten(keys: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 
 import ml_dtypes
 import numpy as np
@@ -273,6 +274,15 @@ def test_a_truncated_file_is_refused(saved, length):
 def test_an_hdf5_file_is_named(tmp_path):
     (tmp_path / "model.bin").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
     assert "model.bin is an HDF5 file, which is not a known container" in refusal(tmp_path / "model.bin")
+
+
+@pytest.mark.parametrize("name", ["model.pth", "model.bin", "model.pkl"])
+def test_a_plain_pickle_is_named(tmp_path, name):
+    for protocol in (2, pickle.DEFAULT_PROTOCOL):
+        (tmp_path / name).write_bytes(pickle.dumps({"weight": np.zeros(3, np.float32)}, protocol))
+        assert f"{name} is a plain pickle, as of pickle.dump, and no file of torch.save: load it" in refusal(
+            tmp_path / name
+        )
 
 
 @pytest.mark.parametrize("content", [b"PK\3\4" + bytes(100), b"\x80\x02}q\x00.", b"hello world, here is some text"])

@@ -135,6 +135,14 @@ def test_weights_in_a_wrapper_are_found(tmp_path: Path) -> None:
     assert "strip: state_dict.ours.inner.\n" in table.text
 
 
+def test_modules_of_torch_compile_within_a_model_are_left_out(tmp_path: Path) -> None:
+    state = {
+        re.sub(r"^(stem|stack[.]\d)", r"\1._orig_mod", key): value for key, value in trained("Renamed").state_dict().items()
+    }
+    torch.save({"model": state}, tmp_path / "theirs.pth")
+    assert "| stack.{block}.mix.weight" in derive_table(f"{MODULE}:Renamed", tmp_path / "theirs.pth").text
+
+
 def test_a_model_can_be_given_itself_and_is_not_changed(tmp_path: Path) -> None:
     model = trained("Renamed").train()
     torch.save(model.state_dict(), tmp_path / "theirs.pth")
@@ -215,11 +223,14 @@ def test_a_wrong_layout_is_not_proven(tmp_path: Path) -> None:
 IMPOSTORS = {
     "eps of the blocks": "the MLP of the first block differs by 4e?.*its norms have the epsilons 1e-06, 1e-05",
     "eps of one norm": "its norms have the epsilons 1e-06, 1e-05",
+    "eps of the dtype": "the epsilon of float64, 2.2.*: in a copy of the class give that of float32, 1.192092895507812",
     "statistics": "of a batch norm|pooling and classifier differ",
     "normalized images": "normalizes its images by its buffers mean and std, .* --set pixels.mean=0.485,0.456,0.406 --set",
+    "normalized by an unsaved buffer": "images by its buffers mean and std, .* --set pixels.mean=0.485,0.456,0.406 --set",
+    "pixels from -1 to 1": "its images by mean 0.5 and .*: leave it out .* --set pixels.mean=0.5 --set pixels.std=0.5",
     "unused": "does not use mask_token: if it is for training, give --ignore 'mask_token'",
     "windows": r"relative \(3, 13, 13\)",
-    "flipped images": "attention of the first block differs",
+    "flipped images": "images of 16x24: positions, norms, .* agree, but attention of the first block differs",
     "activation of patches": "differs by",
     "class token last": "pooling and classifier differ",
     "flipped tokens": "pooling and classifier differ",
@@ -248,6 +259,12 @@ def test_an_impostor_is_refused(change: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=IMPOSTORS[change]) as error:
         derived(f"Impostor('{change}')", tmp_path, given=given)
     assert "\n" not in str(error.value)
+
+
+def test_an_epsilon_of_float64_can_be_confirmed(tmp_path: Path) -> None:
+    eps = float(np.finfo(np.float64).eps)
+    table, _ = derived("Impostor('eps of the dtype')", tmp_path, given={"num_heads": 3, "norms.eps": eps})
+    assert table.config.norms.eps == eps
 
 
 def test_an_ignored_parameter_that_is_not_used_is_left_out(tmp_path: Path) -> None:
@@ -336,6 +353,16 @@ def test_a_changed_constant_is_refused(tmp_path: Path) -> None:
         derive_table(f"{MODULE}:Assembled('torch')", tmp_path / "theirs.pth")
 
 
+def test_averaged_weights_without_buffers_are_read(tmp_path: Path) -> None:
+    like = "Assembled('torch')"
+    model, average = trained(like), trained(like, seed=1)
+    torch.save({"model": model.state_dict(), "model_ema": dict(average.named_parameters())}, tmp_path / "theirs.pth")
+    checkpoint = derive_table(f"{MODULE}:{like}", tmp_path / "theirs.pth").checkpoint
+    head = average.state_dict()["head.3.weight"]
+    assert torch.equal(parity.to_torch(checkpoint)["head.weight"], head)
+    assert ("values of a newly built model", "position_ids") in [(each.field, each.value) for each in checkpoint.assumed]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_buffer_that_differs_from_the_class_by_little_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     like, state = f"{MODULE}:Impostor('gate')", trained("Impostor('gate')").to(dtype).state_dict()
@@ -345,6 +372,33 @@ def test_a_buffer_that_differs_from_the_class_by_little_is_refused(tmp_path: Pat
     torch.save(state, tmp_path / "theirs.pth")
     with pytest.raises(InputError, match="gate of the checkpoint is not a parameter, and its values are not those"):
         derive_table(like, tmp_path / "theirs.pth", given={"num_heads": 3})
+
+
+LOADING = {
+    "hooks": "Loading changes stack.1.mix.weight in its state_dict: a table reads files as they are, so save dict",
+    "load hook": "the class changes stack.1.mix.weight when it loads it: a table reads files as they are",
+    "in place": "the class changes where when it loads it",
+    "frozen start": "Loading changes start in its state_dict",
+    "factor": "pooling and classifier differ",
+    "raises": "load_state_dict of the class raised KeyError: 'version'",
+}
+
+
+@pytest.mark.parametrize("change", LOADING)
+def test_a_class_that_changes_its_weights_when_it_loads_them_is_refused(change: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=LOADING[change]):
+        derived(f"Loading('{change}')", tmp_path)
+
+
+def test_the_remedy_for_a_class_that_changes_its_weights_when_it_loads_them_works(tmp_path: Path) -> None:
+    model = trained("Loading('hooks')")
+    torch.save(dict(model.named_parameters()), tmp_path / "theirs.pth")
+    check_function(derive_table(f"{MODULE}:Renamed", tmp_path / "theirs.pth"), model, tmp_path)
+
+
+def test_a_class_that_renames_keys_of_old_checkpoints_is_read(tmp_path: Path) -> None:
+    table, model = derived("Loading('renamed keys')", tmp_path)
+    check_function(table, model, tmp_path)
 
 
 def test_a_checkpoint_that_is_not_finite_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from parity.checkpoints.formats import registered
 from parity.comparison.own_model import DerivedTable, derive_table
 from parity.comparison.own_model.construct import build
 from parity.comparison.own_model.derive import _make_model
+from parity.comparison.own_model.images import image_shapes
 from parity.comparison.own_model.model import ImageShape
+from parity.comparison.own_model.proof import random_weights
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from vit_spec import InputError
 
@@ -81,6 +83,21 @@ def test_the_table_of_a_flax_class_is_found_and_proven(like: str, tmp_path: Path
         assert all(np.array_equal(back[key], array) for key, array in model.weights.items())
 
 
+def test_a_table_of_positions_gives_the_size_of_images() -> None:
+    """As of a linen class that makes its positions for the images that initialize it; an MLP has longer weights."""
+    shapes = {"patches": (8, 8, 3, 48), "positions": (1, 17, 48), "up": (48, 200), "down": (200, 48)}
+    assert next(iter(image_shapes([], shapes, {}, True))) == ImageShape(32, 32, 3, True)
+
+
+def test_the_size_of_images_with_the_fewest_other_shapes_is_named(tmp_path: Path) -> None:
+    """Sizes for a table with a row for a class token are tried first, and this class has none."""
+    model = _make_model(build(f"{MODULE}:Resizable"))
+    assert model.fit(ImageShape(32, 64, 3, True)) == ""
+    np.savez(tmp_path / "theirs.npz", **model.weights | {"head/bias": np.zeros(9)})
+    with pytest.raises(InputError, match=r"for images of 32x64, .* 1 of another shape: head/bias \(9,\), in the class"):
+        derive_table(f"{MODULE}:Resizable", tmp_path / "theirs.npz", given={"in_channels": 3})
+
+
 def test_a_flax_class_that_is_no_vit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no config of ViTConfig computes the same function"):
         derived("Reversed", tmp_path)
@@ -97,6 +114,15 @@ def test_a_changed_constant_of_a_collection_is_refused(tmp_path: Path) -> None:
     changed = {"constants/table": np.ones((12, 48))}
     with pytest.raises(InputError, match="constants/table of the checkpoint is not a parameter"):
         derived("Buffered", tmp_path, extra=changed, given={"image_size": (16, 24)})
+
+
+def test_a_collection_that_the_checkpoint_lacks_is_an_assumption(tmp_path: Path) -> None:
+    model = _make_model(build(f"{MODULE}:Buffered"))
+    assert model.fit(ImageShape(16, 24, 3, True)) == ""
+    np.savez(tmp_path / "theirs.npz", **{f"params/{key}": array for key, array in random_weights(model.weights, 0).items()})
+    table = derive_table(f"{MODULE}:Buffered", tmp_path / "theirs.npz")
+    (found,) = (each for each in table.checkpoint.assumed if each.why == "the checkpoint lacks them")
+    assert found.field == "values of a newly built model" and found.value == "constants/table"
 
 
 def test_a_table_of_positions_that_is_not_ours_is_refused(tmp_path: Path) -> None:
