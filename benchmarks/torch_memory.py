@@ -1,8 +1,9 @@
 """The peak memory of a step of `train.torch` beside the estimate of `--plan`.
 
-Run `python -m benchmarks.torch_memory [--model vit_s16] [--batch-size 16]`.  It prints the table of
-docs/measurements/training.md.  A dispatch mode adds up the storages that the operations of a step have made and that are
-still in use, besides parameters and moments.  Scratch space within an operation does not count.
+Run `python -m benchmarks.torch_memory [--model vit_s16] [--depth 12] [--batch-size 16] [--optimizers]`.  It prints a table
+of docs/measurements/training.md: of options of a step, or of every optimizer with `--remat full`, with and without an EMA.
+A dispatch mode adds up the storages that the operations of a step have made and that are still in use, besides the training
+state.  Scratch space within an operation does not count.
 """
 
 import argparse
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 
 import vit_spec
-from tests.torch_costs import LiveTensors
+from tests.torch_costs import PeakMemory
 from train.data.batches import Batch
-from train.recipes import Recipe
+from train.recipes import OPTIMIZERS, Optimizer, Recipe
 from train.torch.engine import TorchEngine
 from train.torch.memory_estimate import estimate_memory
 
@@ -29,21 +30,11 @@ CASES: dict[str, dict[str, Any]] = {
     "--remat full": {"remat": "full"},
     "--accumulate 2": {"accumulate": 2},
 }
-
-
-class PeakMemory(LiveTensors):
-    """Keeps the largest sum of the storages in use, looked at after every third operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak, self._operations = 0, 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = super().__torch_dispatch__(function, types, args, kwargs)
-        self._operations += 1
-        if self._operations % 3 == 0:
-            self.peak = max(self.peak, self.bytes)
-        return out
+OPTIMIZER_CASES: dict[str, dict[str, Any]] = {
+    name + " and EMA" * bool(ema): {"optimizer": Optimizer(name=name), "ema": ema, "remat": "full"}
+    for name in OPTIMIZERS
+    for ema in (0.0, 0.999)
+}
 
 
 def measured_peak(config: vit_spec.ViTConfig, recipe: Recipe) -> int:
@@ -67,17 +58,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="vit_s16", choices=vit_spec.names())
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--depth", type=int)
+    parser.add_argument("--optimizers", action="store_true")
     args = parser.parse_args()
-    config = vit_spec.get(args.model, num_classes=1000)
+    config = vit_spec.get(args.model, num_classes=1000, **({"depth": args.depth} if args.depth else {}))
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {version('torch')}, "
-        f"{args.model}, batch size {args.batch_size}\n"
+        f"{args.model}, {config.depth} blocks, batch size {args.batch_size}\n"
     )
     print("| options | measured, MiB | estimated, MiB | estimated / measured |\n|---|---|---|---|")
-    for name, changes in CASES.items():
+    for name, changes in (OPTIMIZER_CASES if args.optimizers else CASES).items():
         recipe = Recipe(batch_size=args.batch_size, **changes)
         estimate = estimate_memory(config, recipe, {"data": 1, "fsdp": 1, "tensor": 1})
-        state = estimate.memory["parameters"] + estimate.memory["optimizer state"]
+        state = sum(estimate.memory.get(part, 0) for part in ("parameters", "optimizer state", "EMA"))
         measured = state + measured_peak(config, recipe)
         cells = f"{measured / MIB:,.0f} | {estimate.total / MIB:,.0f} | {estimate.total / measured:.2f}"
         print(f"| {name} | {cells} |", flush=True)

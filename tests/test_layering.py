@@ -138,6 +138,7 @@ def test_modules_outside_the_packages_of_a_framework_import_without_it(blocked: 
     independent += [
         "train.jax.memory_estimate",
         "train.torch.memory_estimate",
+        "train.torch.tensor_groups",
         "train.torch.tensor_support",
         "train.jax.optimizer_state",
         *commands,

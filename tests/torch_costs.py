@@ -28,8 +28,9 @@ import vit_torch
 from tests.torch_meshes import CONFIG, MODELS, RECIPE, make_batch, make_engine
 from train.mesh import AXES
 from train.recipes import OPTIMIZERS, Optimizer
+from train.step_cost import Step
 from train.torch.engine import TorchEngine
-from train.torch.memory_estimate import estimate_memory
+from train.torch.memory_estimate import estimate_memory, update_memory
 from train.torch.sharding import local
 from vit_spec import ViTConfig
 
@@ -116,6 +117,19 @@ class LiveTensors(TorchDispatchMode):
         return sum(size for storage, size in self._made.values() if not storage.expired())
 
 
+class PeakMemory(LiveTensors):
+    """Keeps the largest sum of the storages in use after an operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(function, types, args, kwargs)
+        self.peak = max(self.peak, self.bytes)
+        return out
+
+
 def kept_bytes(config: ViTConfig, dtype: str, remat: Any, images: int) -> int:
     """Return the bytes that a forward pass of the twin leaves for the backward pass."""
     execution = vit_torch.Execution(dtype=getattr(torch, dtype), remat=remat)
@@ -149,6 +163,15 @@ def state_bytes(engine: TorchEngine) -> dict[str, int]:
     }
     # A moment that an optimizer does not have for a parameter is a scalar.
     return {name: sum(local(each).nbytes for each in tensors if each.ndim) for name, tensors in parts.items()}
+
+
+def update_peak(engine: TorchEngine, has_ema: bool) -> int:
+    """Return the peak bytes of the temporary tensors of an update, after a step, which has made the gradients."""
+    with PeakMemory() as memory:
+        _, sound = engine._optimizer.step(1e-3)
+        if has_ema:
+            engine._update_ema(1, sound)
+    return memory.peak
 
 
 def cases() -> dict[str, dict[str, Any]]:
@@ -200,6 +223,9 @@ def main() -> None:
         names = ("parameters", "optimizer state", "EMA", "gradients")
         state = [state_bytes(engine), {name: estimate.memory[name] for name in names}]
         results[name] = {"transfers": transfers, "state": state}
+        for ema in (0.0, recipe.ema):
+            step = Step.of(options["config"], replace(recipe, ema=ema), engine._mesh.sizes, 4)
+            results[name]["update" + " and EMA" * bool(ema)] = [update_peak(engine, bool(ema)), update_memory(step)]
         if name == "one part":
             results["calls"] = {"calls": [measured.calls, counted.get_total_counts()]}
     json.dump(results, sys.stdout)

@@ -30,6 +30,7 @@ from train.torch.optimizers import make_optimizer, multiplier_of_each
 from train.torch.preemption import Preemption
 from train.torch.sharding import Placement, ProcessMesh, local
 from train.torch.teacher import TeacherModel
+from train.torch.tensor_groups import tensor_groups
 from vit_spec import ViTConfig
 from vit_torch.noise import fold_in
 
@@ -247,9 +248,12 @@ class TorchEngine:
             # ema + c (p - ema), as in `train.jax`; torch's lerp computes that where c is below 0.5.
             averages = [*self._state.ema.values()]
             weights = [self._optimizer.placements[name].entries for name in self._state.ema]
-            differences = torch._foreach_sub(weights, averages)
-            torch._foreach_mul_(differences, sound.to(averages[0].dtype) * step_size)
-            torch._foreach_add_(averages, differences)
+            step_size_if_sound = sound.to(averages[0].dtype) * step_size
+            for own_weights, own_averages in tensor_groups(weights, averages):
+                differences = torch._foreach_sub(own_weights, own_averages)
+                torch._foreach_mul_(differences, step_size_if_sound)
+                torch._foreach_add_(own_averages, differences)
+                del differences  # before the next group has its own
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:

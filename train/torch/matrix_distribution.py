@@ -45,8 +45,8 @@ class MatrixDistribution:
                 x = x[self._mesh.index_along(name)]
         return x
 
-    def gather(self, x: Tensor, count: int) -> Tensor:
-        """Undo `scatter` of `count` matrices."""
+    def gather(self, x: Tensor, blocks: int) -> Tensor:
+        """Undo `scatter` of the matrices of this number of blocks."""
         if self._mesh is None:
             return x
         for name in reversed(self._axes):
@@ -54,4 +54,4 @@ class MatrixDistribution:
                 x = torch.stack(self._mesh.all_to_all(x.chunk(self._mesh.sizes[name], self._dims[name]), name))
             else:
                 x = torch.stack(self._mesh.all_gather(x, name))
-        return x.flatten(0, -3)[:count]
+        return x.flatten(0, -3)[: blocks * self._count]

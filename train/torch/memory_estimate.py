@@ -8,13 +8,15 @@ Nothing is allocated and no framework is imported.
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
-from train.mesh import BATCH_AXES, AxisSizes, Parameter, is_shared_by_heads
-from train.optimizer_state import axis_lengths, factored_axes, muon_transfers
+from train.mesh import BATCH_AXES, AxisSizes, Parameter, is_shared_by_heads, sharded_axes
+from train.optimizer_state import axis_lengths, distribution, factored_axes, is_orthogonalized, matrix_size, muon_transfers
 from train.recipes import Recipe
 from train.step_cost import MemoryEstimate, Step, state_memory
+from train.torch.tensor_groups import group_length, largest_group
 from train.torch.tensor_support import check_tensor_support
-from vit_spec import ViTConfig
+from vit_spec import Row, ViTConfig
 
 Transfers = Counter[tuple[str, str]]
 
@@ -45,9 +47,7 @@ def _memory(s: Step) -> dict[str, int]:
     )
     matrices = sum(p.row.size // s.shards(p) for p in s.parameters if p.row.decays and p not in gathered)
     is_recomputed = s.recipe.remat != "none"
-    return {
-        **state,
-        "batch": s.recipe.accumulate * s.images * (s.image_bytes + _target_bytes(s)) * (1 + _is_mixed(s)),
+    backward = {
         "normalized images": s.images * s.image_bytes * s.param_bytes,
         # A copy of a matrix lives from the forward to the backward pass, unless that is recomputed block by block.
         "half-precision matrices": s.compute_bytes * matrices // (s.config.depth if is_recomputed else 1)
@@ -57,9 +57,16 @@ def _memory(s: Step) -> dict[str, int]:
         "gathered matrices": s.compute_bytes * (others + 3 * of_blocks // s.config.depth),
         "activations": s.images * _activation_bytes(s),
         "peak activations of one block": s.images * _block_peak_bytes(s),
-        "gradients": state["parameters"],
         "gradients before they are sharded": s.param_bytes
         * (of_blocks + others if s.recipe.accumulate > 1 else 2 * (of_blocks // s.config.depth) + others),
+    }
+    return {
+        **state,
+        "batch": s.recipe.accumulate * s.images * (s.image_bytes + _target_bytes(s)) * (1 + _is_mixed(s)),
+        "gradients": state["parameters"],
+        **backward,
+        # The backward pass has freed its tensors before the update.
+        "update, beyond the backward pass": max(0, update_memory(s) - sum(backward.values())),
     }
 
 
@@ -146,6 +153,62 @@ def _block_peak_bytes(s: Step) -> int:
     of_mlp, of_attention = 2 * c.width + (gates + 1) * ff, 2 * c.width + 7 * inner
     recomputed = 0 if s.recipe.remat == "none" else _block_bytes(s, "none")
     return recomputed + s.tokens * max(of_mlp, of_attention) * s.compute_bytes
+
+
+# Memory of the update --------------------------------------------------------------------------------------------------
+
+
+def update_memory(s: Step) -> int:
+    """Return the peak bytes of the temporary tensors of an update of the parameters, and of their EMA.
+
+    They are those of one group of parameters (`train.torch.tensor_groups`), except for what an optimizer needs of all
+    parameters, or of a row, at once.
+    """
+    return s.param_bytes * max(_optimizer_size(s), largest_group(_tensor_sizes(s, s.parameters)) if s.recipe.ema else 0)
+
+
+def _tensor_sizes(s: Step, chosen: Sequence[Parameter]) -> list[int]:
+    """Return the entries on a device of each tensor of some parameters: one for each block."""
+    counts = [s.config.depth if parameter.is_stacked else 1 for parameter in chosen]
+    sizes = [p.row.size // s.shards(p) // count for p, count in zip(chosen, counts, strict=True)]
+    return [size for size, count in zip(sizes, counts, strict=True) for _ in range(count)]
+
+
+def _optimizer_size(s: Step) -> int:
+    """Return the peak entries of the temporary tensors of an optimizer.
+
+    AdamW and SGD compute in the moments and gradients.  LAMB and Lion have a copy of the parameters of a group, and
+    Adafactor has one or two copies of a parameter, and sums of squares for the rows and columns of all.
+    """
+    name, sizes = s.recipe.optimizer.name, _tensor_sizes(s, s.parameters)
+    if name == "muon":
+        others = [parameter for parameter in s.parameters if not is_orthogonalized(parameter.row)]
+        matrices = [_muon_size(s, parameter.row) for parameter in s.parameters if is_orthogonalized(parameter.row)]
+        return max(largest_group(_tensor_sizes(s, others)), *matrices)
+    if name == "adafactor":
+        sums = sum(_sums_of_squares(s, parameter) for parameter in s.parameters)
+        return sums + max(sums, 2 * max(sizes))  # the all-reduce of the sums has a copy of them
+    return {"adamw": 0, "sgd": 0, "lamb": largest_group(sizes), "lion": largest_group(sizes)}[name]
+
+
+def _sums_of_squares(s: Step, parameter: Parameter) -> int:
+    """Return the entries of the sums of squares that Adafactor computes of a parameter, of all blocks."""
+    shape = axis_lengths(parameter, s.config)
+    return sum(math.prod(shape) // shape[axis] for axis in factored_axes(parameter, s.config))
+
+
+def _muon_size(s: Step, row: Row) -> int:
+    """Return the peak entries of the temporary tensors of Muon for a row: its matrices, and a Newton-Schulz iteration.
+
+    The iteration has for a matrix at most a copy of it and three squares of its shorter side, or two copies and one square.
+    An all-to-all or an all-gather has at most four copies of the entries on this device.
+    """
+    (axes, count), size = distribution(row, s.config, s.sizes), matrix_size(row, s.config)
+    used = sharded_axes(row, s.config, s.sizes).values()
+    whole = count * size * math.prod(s.sizes[name] for name in axes if name not in used)
+    square = min(s.config.width, size // s.config.width) ** 2
+    iteration = min(count, group_length(size)) * max(size + 3 * square, 2 * size + square)
+    return max(whole + iteration, 4 * whole if axes else 0)
 
 
 # Communication --------------------------------------------------------------------------------------------------------

@@ -6,13 +6,15 @@ update.
 
 torch has some of these rules, with other details: its AdamW rounds the decay (see `vit_torch.optimizer.AdamW`, which has
 one learning rate for all parameters), its Muon orthogonalizes in bfloat16, and its Adafactor scales by the parameters.
-Here AdamW calls torch's fused kernels, and each other rule is written out, for all parameters at once (`torch._foreach_*`,
-the functions that torch's own optimizers use), and for the entries of this process if the parameters are sharded.
+Here AdamW calls torch's fused kernels, and each other rule is written out, for many parameters at once (`torch._foreach_*`,
+the functions that torch's own optimizers use), and for the entries of this process if the parameters are sharded.  The
+updates replace the gradients, and temporary tensors are those of one group of parameters (`tensor_groups`), so that an
+update needs little memory beside the training state and the gradients.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -25,6 +27,7 @@ from train.recipes.param_groups import lr_multipliers
 from train.torch.matrix_distribution import MatrixDistribution
 from train.torch.parameter_tree import NamedParameter, tree
 from train.torch.sharding import Placement, ProcessMesh, local
+from train.torch.tensor_groups import group_length, tensor_groups
 from vit_spec import Row, ViTConfig
 
 # What `train.jax` takes from optax: the defaults of `scale_by_factored_rms` and of `contrib.scale_by_muon`.
@@ -92,7 +95,7 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def step(self, rate: float, sound: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Clip the gradients in place, and update the parameters.
+        """Clip the gradients in place, and update the parameters.  Most optimizers overwrite the gradients.
 
         Args:
             rate: the learning rate.  All updates are linear in it, including weight decay.
@@ -147,7 +150,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _update(self, grads: list[Tensor], rate: float, sound: Tensor) -> None:
-        """Update moments and parameters."""
+        """Update moments and parameters.  The gradients may be overwritten."""
 
 
 class AdamW(Optimizer):
@@ -211,14 +214,15 @@ class _ByDirections(Optimizer):
 
     def _update(self, grads: list[Tensor], rate: float, sound: Tensor) -> None:
         decay = self.settings.weight_decay
-        for each, direction in zip(self._trained, self._directions(grads), strict=True):
+        self._replace_by_directions(grads)
+        for each, direction in zip(self._trained, grads, strict=True):
             if each.named.parameter.row.decays and decay and not self._has_own_decay:
-                direction = direction.add(each.entries, alpha=decay)
-            each.entries.sub_(direction * (rate * each.multiplier))
+                direction.add_(each.entries, alpha=decay)
+            each.entries.sub_(direction.mul_(rate * each.multiplier))
 
     @abstractmethod
-    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
-        """Update the moments, and return the updates for a learning rate of -1, without weight decay."""
+    def _replace_by_directions(self, grads: list[Tensor]) -> None:
+        """Update the moments, and replace gradients by the updates for a learning rate of -1, without weight decay."""
 
 
 def _bias_corrections(settings: Settings, updates: Tensor) -> tuple[float, float]:
@@ -227,19 +231,21 @@ def _bias_corrections(settings: Settings, updates: Tensor) -> tuple[float, float
     return -math.expm1(t * math.log(settings.beta1)), -math.expm1(t * math.log(settings.beta2))
 
 
-def _adam(
-    means: list[Tensor], squares: list[Tensor], grads: list[Tensor], settings: Settings, updates: Tensor
-) -> list[Tensor]:
-    """Update the moments of Adam, and return (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)."""
+def _adam(means: list[Tensor], squares: list[Tensor], grads: list[Tensor], settings: Settings, updates: Tensor) -> None:
+    """Update the moments of Adam, and replace gradients by (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)."""
     b1, b2 = settings.beta1, settings.beta2
-    torch._foreach_lerp_(means, grads, 1 - b1)
-    torch._foreach_mul_(squares, b2)
-    torch._foreach_addcmul_(squares, grads, grads, 1 - b2)
     correction1, correction2 = _bias_corrections(settings, updates)
-    roots = torch._foreach_div(squares, correction2)
-    torch._foreach_sqrt_(roots)
-    torch._foreach_add_(roots, settings.eps)
-    return list(torch._foreach_div(torch._foreach_div(means, correction1), roots))
+    for m, v, g in tensor_groups(means, squares, grads):
+        torch._foreach_lerp_(m, g, 1 - b1)
+        torch._foreach_mul_(v, b2)
+        torch._foreach_addcmul_(v, g, g, 1 - b2)
+        roots = torch._foreach_div(v, correction2)
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, settings.eps)
+        torch._foreach_copy_(g, m)
+        torch._foreach_div_(g, correction1)
+        torch._foreach_div_(g, roots)
+        del roots  # before the next group has its own
 
 
 class SGD(_ByDirections):
@@ -248,11 +254,11 @@ class SGD(_ByDirections):
     def _initial_moments(self) -> Moments:
         return {"mean": self._zeros()}
 
-    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
+    def _replace_by_directions(self, grads: list[Tensor]) -> None:
         means = self.moments["mean"]
         torch._foreach_mul_(means, self.settings.beta1)
         torch._foreach_add_(means, grads)
-        return means
+        torch._foreach_copy_(grads, means)
 
 
 class LAMB(_ByDirections):
@@ -266,15 +272,14 @@ class LAMB(_ByDirections):
     def _initial_moments(self) -> Moments:
         return {"mean": self._zeros(), "square": self._zeros()}
 
-    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
-        directions = _adam(self.moments["mean"], self.moments["square"], grads, self.settings, self.updates)
+    def _replace_by_directions(self, grads: list[Tensor]) -> None:
+        _adam(self.moments["mean"], self.moments["square"], grads, self.settings, self.updates)
         decaying = [n for n, each in enumerate(self._trained) if each.named.parameter.row.decays]
-        updates = [directions[n] for n in decaying]
+        updates = [grads[n] for n in decaying]
         torch._foreach_add_(updates, [self.params[n] for n in decaying], alpha=self.settings.weight_decay)
-        a, b = self._norms(self.params), self._norms(directions)
+        a, b = self._norms(self.params), self._norms(grads)
         ratios = torch.where((a == 0) | (b == 0), 1.0, a / b).to(self.params[0].dtype)
         torch._foreach_mul_(updates, [ratios[n] for n in decaying])
-        return directions
 
 
 class Lion(_ByDirections):
@@ -283,13 +288,16 @@ class Lion(_ByDirections):
     def _initial_moments(self) -> Moments:
         return {"mean": self._zeros()}
 
-    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
-        means, b1, b2 = self.moments["mean"], self.settings.beta1, self.settings.beta2
-        directions = torch._foreach_mul(means, b1)
-        torch._foreach_add_(directions, grads, alpha=1 - b1)
-        torch._foreach_mul_(means, b2)
-        torch._foreach_add_(means, grads, alpha=1 - b2)
-        return torch._foreach_sign(directions)
+    def _replace_by_directions(self, grads: list[Tensor]) -> None:
+        b1, b2 = self.settings.beta1, self.settings.beta2
+        for m, g in tensor_groups(self.moments["mean"], grads):
+            directions = torch._foreach_mul(m, b1)
+            torch._foreach_add_(directions, g, alpha=1 - b1)
+            torch._foreach_mul_(m, b2)
+            torch._foreach_add_(m, g, alpha=1 - b2)
+            torch._foreach_sign_(directions)
+            torch._foreach_copy_(g, directions)
+            del directions  # before the next group has its own
 
 
 class Adafactor(_ByDirections):
@@ -331,14 +339,13 @@ class Adafactor(_ByDirections):
             return None
         return row_axes.index(ordered[-2]), row_axes.index(ordered[-1])
 
-    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
+    def _replace_by_directions(self, grads: list[Tensor]) -> None:
         decay = min(ADAFACTOR_MAX_DECAY, 1 - float(self.updates) ** -0.8)
         rows, columns = self._sums_of_squares(grads)
-        directions = []
         for n, (each, grad) in enumerate(zip(self._trained, grads, strict=True)):
             if (axes := self._factored[n]) is None:
-                square = self.moments["square"][n].mul_(decay).add_(grad * grad + ADAFACTOR_EPSILON, alpha=1 - decay)
-                directions.append(grad * square.rsqrt())
+                square = self.moments["square"][n].mul_(decay).add_(_squares(grad), alpha=1 - decay)
+                grad.mul_(square.rsqrt())
             else:
                 (second, longest), sizes, part = axes, self._sizes(each.named), self._parts[n]
                 row = self.moments["row"][n].mul_(decay).add_(rows[n] / sizes[longest], alpha=1 - decay)
@@ -346,12 +353,12 @@ class Adafactor(_ByDirections):
                 mean = row.mean(second - (second > longest), keepdim=True)
                 own_row = (row / mean).rsqrt()[_without(part, longest)].unsqueeze(longest)
                 own_column = column.rsqrt()[_without(part, second)].unsqueeze(second)
-                direction = grad.reshape([each.stop - each.start for each in part]) * own_row * own_column
-                directions.append(direction.reshape(grad.shape))
+                own = grad.reshape([each.stop - each.start for each in part])
+                grad.copy_((own * own_row).mul_(own_column).reshape(grad.shape))
         means, b1 = self.moments["mean"], self.settings.beta1
         torch._foreach_mul_(means, b1)
-        torch._foreach_add_(means, directions, alpha=1 - b1)
-        return means
+        torch._foreach_add_(means, grads, alpha=1 - b1)
+        torch._foreach_copy_(grads, means)
 
     def _sums_of_squares(self, grads: list[Tensor]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Return the sums of the squared gradient along the longest and the second longest axis, of factored parameters.
@@ -363,15 +370,19 @@ class Adafactor(_ByDirections):
         for n, axes in enumerate(self._factored):
             if axes is not None:
                 part, (second, longest) = self._parts[n], axes
-                g = grads[n].reshape([each.stop - each.start for each in part])
-                square = g * g + ADAFACTOR_EPSILON
+                square = _squares(grads[n].reshape([each.stop - each.start for each in part]))
                 for sums, name, axis in ((rows, "row", longest), (columns, "column", second)):
                     sums[n] = torch.zeros_like(self.moments[name][n])
                     sums[n][_without(part, axis)] = square.sum(axis)
+                del square  # before the next parameter has its own
         if self._mesh is not None:
             placements = [self._trained[n].placement for n in rows]
             self._mesh.sum_shards([*rows.values(), *columns.values()], placements * 2)
         return rows, columns
+
+
+def _squares(grad: Tensor) -> Tensor:
+    return (grad * grad).add_(ADAFACTOR_EPSILON)
 
 
 def _without(part: tuple[slice, ...], axis: int) -> tuple[slice, ...]:
@@ -396,25 +407,29 @@ class Muon(_ByDirections):
         squares = [p.new_zeros(()) if n in orthogonalized else torch.zeros_like(p) for n, p in enumerate(self.params)]
         return {"mean": self._zeros(), "square": squares}
 
-    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
-        directions: dict[int, Tensor] = {}
+    def _replace_by_directions(self, grads: list[Tensor]) -> None:
         if self._others:
             sources = (self.moments["mean"], self.moments["square"], grads)
             means, squares, others = ([source[n] for n in self._others] for source in sources)
-            adam = _adam(means, squares, others, self.settings, self.updates)
-            directions |= dict(zip(self._others, adam, strict=True))
-        b, t = MUON_MOMENTUM, float(self.updates)
+            _adam(means, squares, others, self.settings, self.updates)
+        for row in self._members:
+            self._replace_matrices(row, grads)
+
+    def _replace_matrices(self, row: Row, grads: list[Tensor]) -> None:
+        """Update the moments of a row, and replace the gradients of all its blocks."""
+        b, t, members = MUON_MOMENTUM, float(self.updates), self._members[row]
         next_correction, correction = -math.expm1((t + 1) * math.log(b)), -math.expm1(t * math.log(b))
-        for row, members in self._members.items():
-            means, own_grads = [self.moments["mean"][n] for n in members], [grads[n] for n in members]
-            torch._foreach_lerp_(means, own_grads, 1 - b)
-            layout = self._distributions[row]
-            mean, grad = layout.matrices(means), layout.matrices(own_grads)
-            matrices = layout.scatter(b * (mean / next_correction) + (1 - b) * (grad / correction))
-            update = 0.2 * max(matrices.shape[-2:]) ** 0.5 * orthogonalize(matrices)
-            own_updates = layout.gather(update, len(mean)).reshape(len(members), *own_grads[0].shape)
-            directions |= dict(zip(members, own_updates, strict=True))
-        return [directions[n] for n in range(len(grads))]
+        means, own_grads = [self.moments["mean"][n] for n in members], [grads[n] for n in members]
+        torch._foreach_lerp_(means, own_grads, 1 - b)
+        for mean, grad in zip(means, own_grads, strict=True):
+            grad.div_(correction).mul_(1 - b).add_((mean / next_correction).mul_(b))
+        layout = self._distributions[row]
+        matrices = layout.scatter(layout.matrices(own_grads))
+        height, width = matrices.shape[-2:]
+        for group in matrices.split(group_length(height * width)):
+            group.copy_(orthogonalize(group).mul_(0.2 * max(height, width) ** 0.5))
+        updates = layout.gather(matrices, len(members)).reshape(len(members), *own_grads[0].shape)
+        torch._foreach_copy_(own_grads, updates.unbind())
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -422,11 +437,18 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + MUON_EPSILON)
-    a, b, c = MUON_COEFFICIENTS
     for _ in range(MUON_STEPS):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = (_square_terms(x @ x.mT) @ x).add_(x.mul_(MUON_COEFFICIENTS[0]))
     return x.mT if is_tall else x
+
+
+def _square_terms(gram: Tensor) -> Tensor:
+    """Return b gram + c gram², and overwrite `gram`.
+
+    As a function, so that no iteration holds matrices of the one before.
+    """
+    _, b, c = MUON_COEFFICIENTS
+    return ((c * gram) @ gram).add_(gram.mul_(b))
 
 
 _BY_NAME: dict[str, type[Optimizer]] = {
