@@ -105,7 +105,7 @@ def test_the_run_is_longer_and_says_since_when(folder: Path, outputs: dict[str, 
     config = json.loads((folder / "runs" / "photos" / "config.json").read_text())
     [change] = config["lineage"]
     assert change["changes"] == {"epochs": [60.0, 80.0]} and config["recipe"]["epochs"] == 80
-    assert f"epochs from 60.0 to 80.0 at step {change['step']}" in outputs[COMMANDS[4]]
+    assert f"epochs from 60 to 80 at step {change['step']}" in outputs[COMMANDS[4]]
 
 
 def test_new_photographs_get_their_classes(folder: Path, outputs: dict[str, str]) -> None:

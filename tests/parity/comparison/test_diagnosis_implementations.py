@@ -26,7 +26,7 @@ LAYERS, MODEL = vit_torch.layers, vit_torch.model
 MEAN = PLAIN.replace(head={"pool": "mean"})
 REGISTERS = small_config(vit_spec.get("dinov2_s14_reg4"))
 DINOV3 = small_config(vit_spec.get("dinov3_s16"))
-ORIGINAL_ROTARY, ORIGINAL_TABLES = LAYERS.apply_rotary, vit_spec.rotary_tables
+ORIGINAL_ROTARY, ORIGINAL_TABLES = vit_torch.attention.apply_rotary, vit_spec.rotary_tables
 
 
 def _rms(self: Any, x: Any) -> Any:
