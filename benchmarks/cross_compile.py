@@ -2,6 +2,7 @@
 
     python -m benchmarks.cross_compile h200.txtpb       # for eight GPUs of the kind that the file describes
     python -m benchmarks.cross_compile v5e:2x4          # for the eight chips of a TPU topology
+    python -m benchmarks.cross_compile h200.txtpb data=8 --optimizers --images 2     # all optimizers, with --remat full
 
 It prints the tables "Compiled for GPUs and TPUs" of docs/measurements/training.md.  Nothing runs, so no times are measured.
 The tables show that XLA compiles the step for those devices, whether it uses cuDNN's attention, and the memory and the
@@ -16,9 +17,12 @@ import argparse
 import os
 import platform
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
+
+from train.recipes.recipe import OptimizerName
 
 MESHES = ["data=8", "fsdp=8", "data=2,fsdp=2,tensor=2"]
 DEVICES = 8
@@ -104,6 +108,28 @@ def format_row(devices: list[Any], model: str, images: int, mesh: str, remat: st
     return f"| {' | '.join(cells)} |"
 
 
+def format_optimizer_row(devices: list[Any], model: str, images: int, mesh: str, optimizer: str, ema: float) -> str:
+    """Return a row of the table of optimizers: memory of the compiled step, and its ratio to the estimate.
+
+    images: batch size per device; the fewer, the more of the memory belongs to the update.
+    """
+    from train.recipes import Optimizer, Recipe
+
+    recipe = Recipe(
+        mesh=mesh,
+        remat="full",
+        dtype="bfloat16",
+        batch_size=images * len(devices),
+        optimizer=Optimizer(name=optimizer),  # type: ignore[arg-type]
+        ema=ema,
+    )
+    step, estimate, _ = compile_step(devices, model, recipe)
+    memory = step.memory_analysis()
+    used = memory.argument_size_in_bytes + memory.temp_size_in_bytes  # the new state is in the arrays of the old one
+    cells = [mesh, optimizer, str(ema or "-"), f"{used / 2**20:.0f} MiB", f"{estimate.total / used:.2f}"]
+    return f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Print the table, each row as soon as it is compiled."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -111,6 +137,7 @@ def main() -> None:
     parser.add_argument("meshes", nargs="*", default=MESHES, metavar="MESH")
     parser.add_argument("--model", default="vit_b16")
     parser.add_argument("--images", type=int, default=128, help="batch size per device")
+    parser.add_argument("--optimizers", action="store_true", help="print the memory of each optimizer, with --remat full")
     args = parser.parse_args()
     if not Path(args.devices).is_file() and ":" not in args.devices:
         parser.error(f"{args.devices!r} is neither a file nor a topology: give one such as v5e:2x4")
@@ -119,6 +146,11 @@ def main() -> None:
     setup = f"{len(devices)} x {devices[0].device_kind}, {args.model}, {args.images} images per device, bfloat16"
     versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "flax"))
     print(f"{setup}; {versions}, Python {platform.python_version()}\n")
+    if args.optimizers:
+        print("| mesh | optimizer | `--ema` | memory | estimate / memory |\n|---|---|---|---|---|")
+        for mesh, ema, name in product(args.meshes, (0.0, 0.9999), get_args(OptimizerName)):
+            print(format_optimizer_row(devices, args.model, args.images, mesh, name, ema), flush=True)
+        return
     print("| mesh | `--remat` | attention | arguments | / estimate | temporary | / estimate | transfers | / estimate |")
     print("|---|---|---|---|---|---|---|---|---|")
     for mesh in args.meshes:
