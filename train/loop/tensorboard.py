@@ -4,6 +4,7 @@ tensorboardX's `SummaryWriter` writes in a thread.  On a full disk that thread e
 ever.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ class EventWriter:
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto.event_pb2 import SessionLog
 
+        # It warns of a NaN, without a name or a step.  The run says itself what is not finite.
+        logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)
         self._writer, self._flushed = EventsWriter(str(folder / "events")), time.monotonic()
         self._write(after + 1, session_log=SessionLog(status=SessionLog.START))
 

@@ -997,6 +997,13 @@ def test_events_that_cannot_be_written_raise_and_do_not_block(tmp_path: Path) ->
     events.close()
 
 
+def test_events_with_nan_print_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    events = EventWriter(tmp_path)
+    events.add_scalars(1, {"held_out/loss": float("nan")})
+    events.close()
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("after", [0, 10])
 def test_events_hide_those_of_later_steps_in_earlier_files(after: int, tmp_path: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event, SessionLog
