@@ -15,6 +15,7 @@ from train.loop.request import Request
 from train.loop.run_folder import RunFolder
 from train.loop.schedule import Schedule
 from train.recipes import IMAGENET, RECIPES, DataInfo, Recipe, Task, flatten_fields
+from train.recipes.fields import flag_name, format_value
 from vit_spec import ViTConfig
 from vit_spec.printable import printable
 
@@ -139,7 +140,8 @@ def scaling_notes(name: str, recipe: Recipe, source: Dataset) -> list[str]:
     known = DataInfo(len(source.train), source.channels, source.size)
     usual, scaled, now = (dict(flatten_fields(each)) for each in (RECIPES[name](IMAGENET), RECIPES[name](known), recipe))
     names = ("batch_size", "epochs", "warmup", "optimizer.lr", "optimizer.weight_decay", "augment.crop", "augment.mixup")
-    other = [f"{name} {now[name]} ({usual[name]})" for name in names if now[name] == scaled[name] != usual[name]]
+    changed = [name for name in names if now[name] == scaled[name] != usual[name]]
+    other = [f"{flag_name(name)} {format_value(now[name])} ({format_value(usual[name])})" for name in changed]
     why = f"for {len(source.train):,} images instead of ImageNet-1k, whose values are in brackets"
     return [f"the recipe is scaled down {why}: {', '.join(other)}"] if other else []
 
