@@ -65,6 +65,23 @@ def test_muon_has_one_moment_for_matrices_of_blocks_and_two_for_all_else() -> No
     assert memory["optimizer state"] == 4 * (2 * vit_spec.count(CONFIG) - 2 * BLOCK)
 
 
+def test_an_update_of_muon_has_its_matrices_three_times_beside_the_gradients() -> None:
+    """Before and after the orthogonalization, on devices that share the matrices, and gathered on each."""
+    config = CONFIG.replace(width=240, mlp_dim=400)
+
+    def arrays_of_update(sizes: dict[str, int]) -> int:
+        recipe = Recipe(batch_size=2, remat="full", optimizer=Optimizer(name="muon"))
+        memory = estimate_memory(config, recipe, sizes).memory
+        freed = ("half-precision matrices", "gathered matrices", "activations", "peak activations of one block")
+        return memory["update, beyond the backward pass"] + sum(memory.get(name, 0) for name in freed)
+
+    matrices = 100 * BLOCK * 2  # in two blocks
+    assert arrays_of_update(ONE) == 4 * 3 * matrices
+    assert arrays_of_update(ONE | {"data": 2}) == 4 * (2 * matrices // 2 + matrices)
+    assert arrays_of_update(ONE | {"fsdp": 2}) == 4 * 3 * matrices // 2
+    assert "update, beyond the backward pass" not in estimate().memory
+
+
 @pytest.mark.parametrize("name", get_args(get_type_hints(Optimizer)["name"]))
 def test_the_optimizer_state_is_what_jax_allocates(name: Any) -> None:
     pytest.importorskip("optax")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from train.jax.optimizer_state import update_transfers
 from train.mesh import BATCH_AXES, AxisSizes, Parameter, is_shared_by_heads
+from train.optimizer_state import distribution, is_orthogonalized, matrix_size
 from train.recipes import Recipe
 from train.step_cost import MemoryEstimate, Step, state_memory
 from vit_spec import ViTConfig
@@ -41,16 +42,34 @@ def _memory(s: Step) -> dict[str, int]:
     matrices = {p: p.row.size // s.shards(p) for p in s.parameters if p.row.decays}
     gradients = state["parameters"] + (s.compute_bytes - s.param_bytes) * sum(matrices.values())
     targets = 4 if s.recipe.task in (None, "classes") else 4 * s.config.num_classes
-    return {
-        **state,
-        "batch": s.recipe.accumulate * s.images * (s.image_bytes + targets),
+    backward = {
         "half-precision matrices": s.compute_bytes * sum(matrices.values()) if s.compute_bytes < s.param_bytes else 0,
         "gathered matrices": _gathered_bytes(s, [parameter for parameter in matrices if s.shards(parameter, "fsdp") > 1]),
         "activations": s.images * _activation_bytes(s, s.recipe.remat),
         "attention weights": s.images * s.config.depth * _attention_bytes(s) if s.recipe.remat == "none" else 0,
         "peak activations of one block": s.images * _block_peak_bytes(s),
-        "gradients": gradients + (state["parameters"] if s.recipe.accumulate > 1 else 0),
     }
+    return {
+        **state,
+        "batch": s.recipe.accumulate * s.images * (s.image_bytes + targets),
+        **backward,
+        "gradients": gradients + (state["parameters"] if s.recipe.accumulate > 1 else 0),
+        # The backward pass has freed its arrays before the update.
+        "update, beyond the backward pass": max(0, _update_bytes(s) - sum(backward.values())),
+    }
+
+
+def _update_bytes(s: Step) -> int:
+    """Return the bytes of the temporary arrays of an update.
+
+    XLA fuses other updates into a pass over each parameter.  Muon has the matrices as they are distributed over the
+    devices, before and after the orthogonalization, and then the update of each parameter that they are gathered for.
+    """
+    chosen = [parameter for parameter in s.parameters if is_orthogonalized(parameter.row)]
+    if s.recipe.optimizer.name != "muon":
+        return 0
+    distributed = sum(distribution(p.row, s.config, s.sizes)[1] * matrix_size(p.row, s.config) for p in chosen)
+    return s.param_bytes * (2 * distributed + sum(p.row.size // s.shards(p) for p in chosen))
 
 
 def _gathered_bytes(s: Step, matrices: list[Parameter]) -> int:
