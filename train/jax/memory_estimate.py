@@ -65,9 +65,9 @@ def _update_bytes(s: Step) -> int:
     XLA fuses other updates into a pass over each parameter.  Muon has the matrices as they are distributed over the
     devices, before and after the orthogonalization, and then the update of each parameter that they are gathered for.
     """
-    chosen = [parameter for parameter in s.parameters if is_orthogonalized(parameter.row)]
     if s.recipe.optimizer.name != "muon":
         return 0
+    chosen = [parameter for parameter in s.parameters if is_orthogonalized(parameter.row)]
     distributed = sum(distribution(p.row, s.config, s.sizes)[1] * matrix_size(p.row, s.config) for p in chosen)
     return s.param_bytes * (2 * distributed + sum(p.row.size // s.shards(p) for p in chosen))
 

@@ -31,8 +31,8 @@ from vit_spec import InputError
 from vit_spec.printable import escape_surrogates
 
 METRICS_DELAY = 2  # steps by which metrics are read late, so that the devices need not wait for the host between two steps
-# Steps in a row that `--non-finite skip` skips: after so many bad batches, the weights must be the cause.  The docstring of
-# `Recipe.non_finite` has it too.
+# Steps in a row that `--non-finite skip` skips: single bad batches are fewer, and no later step can mend weights that are
+# the cause.  The docstring of `Recipe.non_finite` has the number too.
 MAX_SKIPPED = 20
 
 Arrays = tuple[np.ndarray, ...]
@@ -258,8 +258,8 @@ class Loop:
     def _remedy_after_skips(self) -> str:
         best = f", or --init {self.run.path} from its best weights" if self.best else ""
         return (
-            f"{MAX_SKIPPED} steps in a row are skipped, so the weights are broken: start again with a lower --optimizer.lr"
-            f"{best}"
+            f"{MAX_SKIPPED} steps in a row are skipped, so the weights are probably the cause: start again with a lower "
+            f"--optimizer.lr{best}"
         )
 
     # Evaluation and checkpoints ----------------------------------------------------------------------------------

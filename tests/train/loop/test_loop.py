@@ -277,7 +277,7 @@ def test_a_run_stops_when_many_steps_in_a_row_are_skipped(tmp_path: Path, capsys
     printed = capsys.readouterr()
     assert printed.out.count("the step is skipped") == MAX_SKIPPED
     assert printed.err.startswith(f"error: loss is nan at step {MAX_SKIPPED + 1} ") and printed.err.count("\n") == 1
-    assert f"{MAX_SKIPPED} steps in a row are skipped, so the weights are broken: start again with" in printed.err
+    assert f"{MAX_SKIPPED} steps in a row are skipped, so the weights are probably the cause: start again" in printed.err
     assert f"or --init {tmp_path / 'run'} from its best weights" in printed.err
 
 
