@@ -120,11 +120,11 @@ def groups(block: Block, size: int) -> list[tuple[Contestant, ...]]:
     return [tuple(group) for group in found]
 
 
-def preparations(group: Sequence[Contestant], device: str, *, timed: bool) -> list[tuple[Contestant, ...]]:
-    """Return the contestants of a group in the order in which they are prepared; those of a tuple at the same time.
+def lanes(group: Sequence[Contestant], device: str, *, timed: bool) -> list[tuple[Contestant, ...]]:
+    """Return the contestants of a group in lanes: those of a lane are prepared one after another, all lanes at the same time.
 
-    On CPUs, a contestant has the machine for itself while its first step is timed.  On GPUs, the contestants of PyTorch
-    compile beside each other.  Those of JAX do not: their compiler times kernels on the GPU to choose among them.
+    On CPUs, a contestant has the machine for itself while its first step is timed.  On GPUs, the contestants of JAX are in
+    one lane, because their compiler times kernels on the GPU to choose among them.
 
     Args:
         group: the contestants.
@@ -132,9 +132,10 @@ def preparations(group: Sequence[Contestant], device: str, *, timed: bool) -> li
         timed: whether the preparation is timed.
     """
     if device == "cpu":
-        return [(each,) for each in group] if timed else [tuple(group)]
-    together = tuple(each for each in group if each.of.framework == "torch")
-    return [*([together] if together else []), *((each,) for each in group if each not in together)]
+        return [tuple(group)] if timed else [(each,) for each in group]
+    alone = [(each,) for each in group if each.of.framework == "torch"]
+    together = tuple(each for each in group if each.of.framework != "torch")
+    return [*alone, *([together] if together else [])]
 
 
 def group_size(config: ViTConfig, batch_size: int, device: str, available: int) -> int:

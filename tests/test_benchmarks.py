@@ -137,14 +137,13 @@ def test_groups_have_each_contestant_beside_the_twin_that_it_is_compared_with(si
         assert any({contestant, contestant.reference} <= set(group) for group in found)
 
 
-def test_nothing_else_runs_while_a_first_step_is_timed_except_pytorch_on_gpus() -> None:
+def test_a_first_step_is_timed_alone_on_cpus_and_beside_other_frameworks_on_gpus() -> None:
     jax, torch, compiled = Contestant("vit_jax"), Contestant("vit_torch"), Contestant("timm", compiled=True)
     group = (jax, torch, Contestant("big_vision"), compiled)
-    assert plan.preparations(group, "cpu", timed=True) == [(each,) for each in group]
-    assert plan.preparations(group, "cpu", timed=False) == [group]
+    assert plan.lanes(group, "cpu", timed=True) == [group]
+    assert plan.lanes(group, "cpu", timed=False) == [(each,) for each in group]
     for timed in (True, False):
-        apart = [(torch, compiled), (jax,), (Contestant("big_vision"),)]
-        assert plan.preparations(group, "gpu", timed=timed) == apart
+        assert plan.lanes(group, "gpu", timed=timed) == [(torch,), (compiled,), (jax, Contestant("big_vision"))]
 
 
 def test_the_reference_of_a_contestant_computes_the_same_function_in_the_same_way() -> None:

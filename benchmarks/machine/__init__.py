@@ -8,6 +8,8 @@ from typing import Any
 
 from vit_spec import ViTConfig
 
+CALLS_ON_GPU = 20  # of a timing: starting a kernel takes as long as a small product
+
 Shape = tuple[int, int, int, int]  # b products of (m, k) by (k, n)
 
 

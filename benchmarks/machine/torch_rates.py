@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import Shape, product_flops
+from benchmarks.machine import CALLS_ON_GPU, Shape, product_flops
 from benchmarks.peers.torch_model import device, device_name, synchronize
 
 __all__ = ["bandwidth", "device_name", "product_rate"]
@@ -23,12 +23,13 @@ def device_bytes() -> int | None:
 def _least_seconds(function: Callable[[], Any]) -> float:
     function()
     synchronize()
-    times = []
+    calls, times = 1 if device().type == "cpu" else CALLS_ON_GPU, []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        function()
+        for _ in range(calls):
+            function()
         synchronize()
-        times.append(time.perf_counter() - start)
+        times.append((time.perf_counter() - start) / calls)
     return min(times)
 
 
