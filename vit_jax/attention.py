@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from vit_jax import compilation
-from vit_jax.compilation import recompute_in_backward
+from vit_jax.compilation import recompute_in_backward, stored
 from vit_jax.execution import Execution
 from vit_jax.layers import ViTModule, at_least_float32, dropout
 from vit_jax.noise import Noise
@@ -49,10 +49,11 @@ def attention(
     # Scale the queries, not the scores: on CPU, XLA would compute scale * product - maximum with a single rounding.  The
     # largest difference, which should be 0, is then up to +-128 for scores of 3e9, and exp overflows or is 0 for all keys.
     q = (scale * q.astype(at_least_float32(q))).astype(q.dtype)
+    q, k, v = map(stored, (q, k, v))
     scores = dot(q, k, (((3,), (3,)), ((0, 1), (0, 1))))  # (B, H, T, S)
     scores = scores if bias is None else scores + bias
     scores = module.intermediate("scores", scores)
-    weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
+    weights = stored(jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True))))
     total = weights.sum(-1, keepdims=True)
     module.record("weights", weights / total)
     weights = dropout(weights, rate, noise, Site.ATTENTION)
@@ -104,10 +105,10 @@ def _cudnn_attention(q: Array, k: Array, v: Array, scale: float) -> Array:
     fused = partial(jax.nn.dot_product_attention, scale=scale, implementation="cudnn")
     batch, tokens = q.shape[:2]
     if tokens % 2 == 0:
-        return fused(q, k, v)
-    q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
+        return fused(*map(stored, (q, k, v)))
+    q, k, v = (stored(jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0)))) for x in (q, k, v))
     lengths = jnp.full(batch, tokens, jnp.int32)
-    return fused(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths)[:, :tokens]
+    return stored(fused(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths)[:, :tokens])
 
 
 def mix_rotary(coordinates: tuple[Array, ...], freqs: Array) -> tuple[Array, ...]:

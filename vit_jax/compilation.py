@@ -1,4 +1,4 @@
-"""Directions to XLA: options of a program, what to compute again, which kernels to separate, which layout to choose."""
+"""Directions to XLA: options of a program, what to store for gradients, which kernels to separate, which layout to use."""
 
 import platform
 import warnings
@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from vit_spec import ViTConfig, flops
 
-MEAN = "mean of a norm"  # the name of an array for jax.checkpoint
+STORED = "stored for the backward pass"  # the name of arrays for jax.checkpoint
 
 ONEDNN = {
     "xla_cpu_use_onednn": True,
@@ -63,17 +64,35 @@ def fast_compile_options() -> dict[str, int] | None:
 def recompute_in_backward(function: Callable[..., Array], static_argnums: tuple[int, ...] = ()) -> Callable[..., Array]:
     """Return `function`, which then stores only its inputs for the backward pass, and computes the rest again.
 
-    By default jax stores up to six arrays of a norm or an activation function, which doubles those of a block.
+    By default jax stores up to six arrays of a norm or an activation function, which doubles those of a block.  On GPUs,
+    `is_stored` decides for whole blocks.
     """
 
     @wraps(function)
     def run(*args: Any) -> Array:
+        platform = default_device().platform
+        if platform == "gpu":
+            return function(*args)
         # Where the blocks are not in a loop (`scan_blocks`), the compiler would merge both computations.
-        prevent_cse = default_device().platform != "tpu"
-        policy = jax.checkpoint_policies.save_only_these_names(MEAN) if is_on_gpu() else None
-        return jax.checkpoint(function, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums)(*args)
+        return jax.checkpoint(function, prevent_cse=platform != "tpu", static_argnums=static_argnums)(*args)
 
     return run
+
+
+def stored(x: Array) -> Array:
+    """Return x, which a block on a GPU then stores for its backward pass."""
+    return checkpoint_name(x, STORED)
+
+
+def is_stored(primitive: Any, *_: Any, **options: Any) -> bool:
+    """Return whether a block on a GPU stores the result of an operation for its backward pass: a policy of jax.checkpoint.
+
+    It stores what takes long to compute, and computes sums, norms and activation functions again, in the kernels that need
+    them.  So the sum of a product and a bias, for example, is never written to memory.
+    """
+    if primitive.name == "name":
+        return bool(options["name"] == STORED)
+    return primitive.name in ("dot_general", "dot_product_attention_fwd_wrapper")
 
 
 def separately(x: Array) -> Array:
@@ -92,15 +111,15 @@ def _gradient_separately_jvp(primals: tuple[Array], tangents: tuple[Array]) -> t
     return primals[0], separately(tangents[0])
 
 
-def row_major(x: Array) -> Array:
-    """Constrain tokens (B, T, width) to a row-major memory layout, on GPUs with jax 0.11 or later.
+def residual_tokens(x: Array) -> Array:
+    """Return tokens (B, T, width) to which residual connections add: stored, and on GPUs with jax 0.11 or later row-major.
 
-    Without the constraint, the compiler chooses the layout that suits the sum over images in the gradient of learned
-    positions, and transposes the tokens at every norm.  Earlier compilers do not.  With the constraint, the compiler of jax
-    0.10 gathers images that a mesh shards.
+    Without this layout, the compiler chooses the one that suits the sum over images in the gradient of learned positions,
+    and transposes the tokens at every norm.  Earlier compilers do not.  With the layout, the compiler of jax 0.10 gathers
+    images that a mesh shards.
     """
     is_affected = jax.__version_info__ >= (0, 11) and is_on_gpu()
-    return with_layout_constraint(x, Layout((0, 1, 2))) if is_affected else x
+    return stored(with_layout_constraint(x, Layout((0, 1, 2))) if is_affected else x)
 
 
 def is_on_gpu() -> bool:

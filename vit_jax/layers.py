@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.compilation import MEAN, gradient_separately, is_on_gpu, recompute_in_backward, separately
+from vit_jax.compilation import gradient_separately, is_on_gpu, is_stored, recompute_in_backward, separately, stored
 from vit_jax.execution import Execution
 from vit_jax.initialisation import Shape, draw_parameter
 from vit_jax.noise import Noise
@@ -81,7 +80,7 @@ class Linear(ViTModule):
         self.bias = self.declare("bias", self.outputs) if self.use_bias else None
 
     def __call__(self, x: Array) -> Array:
-        n, kernel = len(self.inputs), self.kernel.astype(x.dtype)
+        n, kernel = len(self.inputs), stored(self.kernel.astype(x.dtype))
         # No reshape that merges axes: a mesh may shard them separately.
         axes = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
         x = lax.dot_general(x, kernel, (axes, ((), ())), precision=self.execution.precision)
@@ -130,7 +129,9 @@ class Norm(ViTModule):
 def _normalize(x: Array, scale: Array, bias: Array | None, eps: float, centre: bool, axes: tuple[int, ...]) -> Array:
     wide = x.astype(at_least_float32(x))
     y = _standardize(wide, eps, centre, axes) * scale.astype(wide.dtype)
-    return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
+    y = (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
+    # A kernel of its own for the gradient of y, so that one other kernel computes those of the scale, the bias and x.
+    return gradient_separately(stored(y))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
@@ -153,8 +154,8 @@ def _standardize_jvp(
 
 def _centre_and_factor(x: Array, eps: float, centre: bool, axes: tuple[int, ...]) -> tuple[Array, Array]:
     """Return the standardized x, and the factor 1 / sqrt(variance + eps)."""
-    centred = x - checkpoint_name(_mean(x, axes), MEAN) if centre else x
-    variance = checkpoint_name(_mean(jnp.square(centred), axes), MEAN)
+    centred = x - stored(_mean(x, axes)) if centre else x
+    variance = stored(_mean(jnp.square(centred), axes))
     factor = 1 / jnp.sqrt(variance + eps)
     return centred * factor, factor
 
@@ -180,7 +181,7 @@ def activation(x: Array, kind: str) -> Array:
 
     It is computed in at least float32, and rounded once.
     """
-    return _activate(x.astype(at_least_float32(x)), kind).astype(x.dtype)
+    return stored(_activate(x.astype(at_least_float32(x)), kind).astype(x.dtype))
 
 
 def _activate(x: Array, kind: str) -> Array:
@@ -210,7 +211,7 @@ def dropout(x: Array, rate: float, noise: Noise | None, site: Site) -> Array:
     """Apply dropout in training: set entries to zero with probability `rate`, and multiply the others by 1 / (1 - rate)."""
     if not rate or noise is None:
         return x
-    keep = noise.words(site, x.shape) >= np.uint32(drop_threshold(rate))
+    keep = stored(noise.words(site, x.shape) >= np.uint32(drop_threshold(rate)))
     return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
 
 
@@ -240,10 +241,11 @@ def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution)
     # A loop copies the activations of all blocks into stacked arrays and out of them: on an H100, a quarter of a training
     # step of ViT-S/16.  Recomputed blocks stay in a loop, because outside of it the compiler keeps their activations.
     unroll = execution.unroll or (config.depth if is_on_gpu() and execution.remat == "none" else 1)
-    if execution.remat != "none":
-        dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        policy = dots if execution.remat == "dots" else None
-        block = nn.remat(block, prevent_cse=False, policy=policy)
+    dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    policy = {"none": is_stored, "dots": dots, "full": None}[execution.remat]
+    if execution.remat != "none" or is_on_gpu():
+        # Outside of a loop, the compiler would merge what is computed again with what was computed before.
+        block = nn.remat(block, prevent_cse=unroll >= config.depth, policy=policy)
     scan = nn.scan(
         block,
         variable_axes={"params": 0, "intermediates": 0, "fed": 0},

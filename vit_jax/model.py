@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from vit_jax.attention import apply_rotary, attention, mix_rotary
-from vit_jax.compilation import row_major
+from vit_jax.compilation import residual_tokens
 from vit_jax.execution import Execution
 from vit_jax.layers import (
     LayerScale,
@@ -186,7 +186,7 @@ class Block(ViTModule):
         """
         y = scale(y) if scale is not None else y
         y = drop_path(self, y, noise, site) if self.config.regularisation.drop_path else y
-        return row_major(x + y)
+        return residual_tokens(x + y)
 
 
 class AttentionPool(ViTModule):
@@ -328,7 +328,7 @@ class ViT(ViTModule):
 
     def encode(self, x: Array, tables: AttentionTables, noise: Noise | None) -> Array:
         """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
-        x, _ = self.blocks(row_major(x), noise, tables)
+        x, _ = self.blocks(residual_tokens(x), noise, tables)
         return self.norm(x) if self.norm is not None else x
 
     def classify(self, x: Array, noise: Noise | None, both_heads: bool = False) -> Array:

@@ -24,14 +24,14 @@ FAULTS = [
     ),
     _fault(
         name="variance divided by n - 1",
-        old="variance = checkpoint_name(_mean(jnp.square(centred), axes), MEAN)",
+        old="variance = stored(_mean(jnp.square(centred), axes))",
         new="variance = jnp.var(x, axes, keepdims=True, ddof=1)",
         part=r"blocks\.0\.norm1",
         cause="the variance is divided by n - 1",
     ),
     _fault(
         name="variance as E[x^2] - E[x]^2, tokens far from zero",
-        old="variance = checkpoint_name(_mean(jnp.square(centred), axes), MEAN)",
+        old="variance = stored(_mean(jnp.square(centred), axes))",
         new="variance = _mean(jnp.square(x), axes) - jnp.square(_mean(x, axes))",
         offset=30.0,
         level="precision",
@@ -39,7 +39,7 @@ FAULTS = [
     ),
     _fault(
         name="norm without subtracting the mean",
-        old="centred = x - checkpoint_name(_mean(x, axes), MEAN) if centre else x",
+        old="centred = x - stored(_mean(x, axes)) if centre else x",
         new="centred = x",
         part=r"blocks\.0\.norm1",
         cause=r"norms do not subtract the mean \(RMSNorm\)",

@@ -130,8 +130,8 @@ FAULTS = [
     ),
     _fault(
         name="final norm applied twice",
-        old="x, _ = self.blocks(row_major(x), noise, tables)\n        return self.norm(x) if",
-        new="x, _ = self.blocks(row_major(x), noise, tables)\n        return self.norm(self.norm(x)) if",
+        old="x, _ = self.blocks(residual_tokens(x), noise, tables)\n        return self.norm(x) if",
+        new="x, _ = self.blocks(residual_tokens(x), noise, tables)\n        return self.norm(self.norm(x)) if",
         part=r"norm.*",
     ),
     _fault(

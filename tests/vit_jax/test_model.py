@@ -1,5 +1,6 @@
 """The JAX twin: dropout, dtypes, attention kernels, scan, rematerialization, NNX, intermediates, and errors."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -168,6 +169,20 @@ def test_the_program_for_gpus_has_a_loop_only_with_remat_and_computes_the_same_g
         assert "optimization_barrier" in program.as_text()
         for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(program.compile()(params)), strict=True):
             assert np.linalg.norm(one - two) <= 1e-12 * np.linalg.norm(one)
+
+
+@pytest.mark.usefixtures("fake_gpu")
+@pytest.mark.parametrize("unroll", [None, 1])
+def test_a_block_on_a_gpu_stores_two_arrays_of_the_mlp_and_four_of_the_width(unroll: int | None) -> None:
+    """Those are the product of fc1 and the activation; both norms and their inputs."""
+    config = PLAIN
+    model = vit_jax.ViT(config, vit_jax.Execution(dtype=jnp.bfloat16, attention="explicit", unroll=unroll))
+    params, images = cached_params(config), random_images(config)
+    pullback = jax.eval_shape(lambda p: jax.vjp(lambda p: model.apply({"params": p}, images), p)[1], params)
+    block = (config.depth, len(images), config.num_tokens)
+    stored = [leaf for leaf in jax.tree.leaves(pullback) if leaf.shape[:3] == block and leaf.shape[3:] != (1,)]  # no means
+    assert Counter(leaf.shape[3:] for leaf in stored) == {(config.mlp_dim,): 2, (config.width,): 4}
+    assert {leaf.dtype for leaf in stored} == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
