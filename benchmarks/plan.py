@@ -121,7 +121,7 @@ def groups(block: Block, size: int) -> list[tuple[Contestant, ...]]:
 
 
 def lanes(group: Sequence[Contestant], device: str, *, timed: bool) -> list[tuple[Contestant, ...]]:
-    """Return the contestants of a group in lanes: those of a lane are prepared one after another, all lanes at the same time.
+    """Return the contestants of a group in lanes: those of a lane are prepared in turn, all lanes at the same time.
 
     On CPUs, a contestant has the machine for itself while its first step is timed.  On GPUs, the contestants of JAX are in
     one lane, because their compiler times kernels on the GPU to choose among them.

@@ -10,8 +10,11 @@ from benchmarks.peers.torch_model import TorchModel
 from vit_spec import ViTConfig
 
 
-def load(config: ViTConfig, weights: Path, dtype: Dtype) -> TorchModel:
-    """Return the class with the arguments of its named models, such as vit_small_patch16_224."""
+def load(config: ViTConfig, weights: Path | None, dtype: Dtype) -> TorchModel:
+    """Return the class with the arguments of its named models, such as vit_small_patch16_224.
+
+    weights: None for the library's initial weights.
+    """
     model = VisionTransformer(
         config.image_size,
         config.patch_size,
@@ -22,5 +25,6 @@ def load(config: ViTConfig, weights: Path, dtype: Dtype) -> TorchModel:
         num_heads=config.num_heads,
         mlp_ratio=config.mlp_dim / config.width,
     )
-    model.load_state_dict(load_file(weights))
+    if weights is not None:
+        model.load_state_dict(load_file(weights))
     return TorchModel(model)

@@ -19,7 +19,7 @@ from vit_spec import ViTConfig
 class Twin(JaxModel):
     """The twin, whose model and parameters are those of the trainer's engine."""
 
-    def __init__(self, config: ViTConfig, weights: Path, dtype: Dtype) -> None:
+    def __init__(self, config: ViTConfig, weights: Path | None, dtype: Dtype) -> None:
         self._config, self._weights, self._dtype = config, weights, dtype
 
     def prepare(self, inputs: Inputs, compiled: bool, bfloat16: bool) -> None:
@@ -31,8 +31,8 @@ class Twin(JaxModel):
             Recipe(batch_size=count, dtype=self._dtype, optimizer=optimizer),
             task="classes",
             learning_rate=lambda step: LEARNING_RATE,
-            initial_weights=parity.load(self._weights),
-            folder=self._weights.parent,
+            initial_weights=None if self._weights is None else parity.load(self._weights),
+            folder=Path("unused"),
         )
         self._apply = lambda params, images: self._engine._model.apply({"params": params}, images)
         self._place(inputs)
@@ -61,6 +61,6 @@ class Twin(JaxModel):
         return self._engine.step(self._batch)["loss"]
 
 
-def load(config: ViTConfig, weights: Path, dtype: Dtype) -> Twin:
-    """Return the twin."""
+def load(config: ViTConfig, weights: Path | None, dtype: Dtype) -> Twin:
+    """Return the twin.  weights: None for the initial weights of the trainer."""
     return Twin(config, weights, dtype)

@@ -18,7 +18,7 @@ from vit_spec import ViTConfig
 class Twin(TorchModel):
     """The twin: the model that the trainer's engine trains, compiled as the engine compiles it."""
 
-    def __init__(self, config: ViTConfig, weights: Path, dtype: Dtype) -> None:
+    def __init__(self, config: ViTConfig, weights: Path | None, dtype: Dtype) -> None:
         self._config, self._weights, self._dtype = config, weights, dtype
         self._logits, self._bfloat16 = lambda output: output, False  # the engine has set the dtype
 
@@ -32,8 +32,8 @@ class Twin(TorchModel):
             Recipe(batch_size=count, dtype=self._dtype, compile="on" if compiled else "off", optimizer=optimizer),
             task="classes",
             learning_rate=lambda step: LEARNING_RATE,
-            initial_weights=parity.load(self._weights),
-            folder=self._weights.parent,
+            initial_weights=None if self._weights is None else parity.load(self._weights),
+            folder=Path("unused"),
         )
         self.module, self._call = self._engine._model, self._engine._forward
         self._batch = Batch(inputs.pixels, inputs.targets, np.arange(count), np.ones(count, bool))
@@ -45,6 +45,6 @@ class Twin(TorchModel):
         return self._engine.step(self._batch)["loss"]
 
 
-def load(config: ViTConfig, weights: Path, dtype: Dtype) -> Twin:
-    """Return the twin."""
+def load(config: ViTConfig, weights: Path | None, dtype: Dtype) -> Twin:
+    """Return the twin.  weights: None for the initial weights of the trainer."""
     return Twin(config, weights, dtype)
