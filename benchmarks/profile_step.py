@@ -2,9 +2,9 @@
 
 Run `python -m benchmarks.profile_step [--model vit_s16] [--batch-size 8] [--dtype bfloat16] [--depth 4]`.  It prints a
 table: the operations of a step, forward and backward, by the part of the model that they belong to, and their share of the
-time of all.  Shares are of the sum over all operations, which on a CPU is more than the time of the step, because some run at
-the same time.  Libraries' kernels on a GPU have names of their own, so both directions are together.  Fewer blocks compile
-faster.
+time of all.  Shares are of the sum over all operations, which on a CPU is more than the time of the step, because some run
+at the same time.  Libraries' kernels on a GPU have names of their own, so both directions are together.  Fewer blocks
+compile faster.
 """
 
 import argparse
