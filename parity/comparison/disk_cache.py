@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from parity.comparison.tolerances import Array
+from parity.checkpoints.layout import Array
 
 MAX_BYTES_IN_MEMORY = 64 << 20  # smaller results are not worth a file
 

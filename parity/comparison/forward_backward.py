@@ -19,11 +19,11 @@ import numpy as np
 
 from parity.checkpoints.arrays import FLOAT_DTYPES, as_tensor, round_to
 from parity.checkpoints.conversion import converted_arrays, nest
+from parity.checkpoints.layout import Array
 from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from parity.comparison.disk_cache import cache_on_disk, release_memory
 from parity.comparison.framework_settings import compiler_options, strict_settings
 from parity.comparison.monte_carlo_arithmetic import perturb_operands
-from parity.comparison.tolerances import Array
 from vit_spec import InputError, ViTConfig
 from vit_spec.noise import drop_path_rates
 

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from parity.checkpoints.layout import Array
 from parity.comparison.forward_backward import PassResult, TorchTwin
 from parity.comparison.tolerances import (
     FLOAT64_TOLERANCE,
     MAX_TOLERANCE,
-    Array,
     ErrorBudget,
     ErrorNorms,
     five_sigma_factor,

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from parity.comparison.tolerances import PERTURBATION_ROUNDOFFS, UNDERFLOW_ERROR, UNIT_ROUNDOFF, Array
+from parity.checkpoints.layout import Array
+from parity.comparison.tolerances import PERTURBATION_ROUNDOFFS, UNDERFLOW_ERROR, UNIT_ROUNDOFF
 
 _EXACT = frozenset(  # operations that do not round
     "_to_copy clone copy_ cat stack detach lift_fresh constant_pad_nd masked_fill neg "

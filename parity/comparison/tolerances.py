@@ -72,9 +72,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from parity.checkpoints.layout import Array
 
 FLOAT64_TOLERANCE = 1e-12  # G0: relRMS of every tensor in float64
 FLOAT64_TRAINING_TOLERANCE = 1e-10  # G0: relRMS of what many optimizer steps change in the weights

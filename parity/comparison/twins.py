@@ -23,6 +23,7 @@ import numpy as np
 
 from parity.checkpoints.arrays import FLOAT_DTYPES, round_to
 from parity.checkpoints.conversion import to_jax
+from parity.checkpoints.layout import Array
 from parity.checkpoints.weights import Checkpoint, as_checkpoint, validate
 from parity.comparison import framework_settings
 from parity.comparison.amplification import measure_rounding_errors
@@ -42,7 +43,7 @@ from parity.comparison.localisation import (
 )
 from parity.comparison.progress import StepProgress
 from parity.comparison.report import OutputAgreement, Report, TensorComparison, Unjudged
-from parity.comparison.tolerances import MAX_LINEAR_ERROR, NORM_POWERS, OVERFLOW_THRESHOLD, Array, ErrorBudget, ErrorNorms
+from parity.comparison.tolerances import MAX_LINEAR_ERROR, NORM_POWERS, OVERFLOW_THRESHOLD, ErrorBudget, ErrorNorms
 from parity.comparison.training import compare_training
 from vit_spec import InputError, ViTConfig, nearest
 

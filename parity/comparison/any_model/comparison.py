@@ -7,7 +7,6 @@ from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parity.comparison.any_model import weights as model_weights
 from parity.comparison.any_model.correspondence import Correspondence, match
@@ -41,8 +40,6 @@ from parity.comparison.any_model.trace.precision import find_imprecise_operation
 from parity.comparison.any_model.trace.tables import Table, find_epsilons, find_rounded_tables
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ErrorBudget, ErrorNorms
 from vit_spec import InputError
-
-Array = NDArray[Any]
 
 MAX_TRIED_GROUPS = 3  # of square matrices, whose orders of axes are tried
 IMAGE_AXES = "b y x c <-> b c y x"

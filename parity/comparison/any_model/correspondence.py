@@ -13,11 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.folding import fold_lines
 from parity.comparison.any_model.lines import ARROW, Pair, Zero
 from parity.comparison.any_model.matching import Evidence, MatchedEntries, match_lines
@@ -26,7 +25,6 @@ from parity.comparison.any_model.parameters import Axes
 from parity.comparison.any_model.rules import SQUARE, SQUARE_AS_IT_IS, SQUARE_REVERSED
 from vit_spec import InputError
 
-Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 Shapes = Mapping[str, tuple[int, ...]]
 

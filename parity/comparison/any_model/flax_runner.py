@@ -6,8 +6,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.outputs import Loss, check_loss, default_loss, named_arrays
 from parity.comparison.any_model.random_masks import MaskStream
 from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
@@ -19,7 +19,6 @@ from parity.comparison.any_model.trace.jaxpr import Evaluator
 from parity.comparison.any_model.trace.scope import Scope
 from parity.comparison.any_model.weights import flatten
 
-Array = NDArray[Any]
 Tensors = dict[str, Array]
 
 _BATCH_STATS = ".batch_stats."  # in the name of a part of what linen returns with mutable=["batch_stats"]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parity.checkpoints import containers
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.report import GRADIENT_OF, Report
 from parity.comparison.tolerances import (
     ERROR_RATIO_SLACK,
@@ -24,8 +24,6 @@ from parity.comparison.tolerances import (
     five_sigma_factor,
 )
 from vit_spec import InputError, bounded_json
-
-Array = NDArray[Any]
 
 _MAX_HEADER = 1 << 24  # bytes
 

@@ -3,11 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from vit_spec import InputError
-
-Array = NDArray[Any]
 
 
 def as_arrays(inputs: Any) -> list[Array]:

@@ -5,16 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from parity.checkpoints.layout import Indices, Layout, Sizes
+from parity.checkpoints.layout import Array, Indices, Layout, Sizes
 from parity.comparison.any_model.parameters import FUSED
 from vit_spec import InputError, nearest
 
-Array = NDArray[Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 ARROW = "<->"

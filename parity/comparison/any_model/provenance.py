@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from parity.comparison.any_model.weights import Array
+from parity.checkpoints.layout import Array
 from vit_spec import InputError
 
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from numpy.typing import NDArray
-
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.correspondence import Correspondence
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.origin import Origin
@@ -15,7 +14,6 @@ from parity.comparison.any_model.verdict import SCHEMA
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget
 from vit_spec.finite_json import replace_non_finite
 
-Array = NDArray[Any]
 Tensors = dict[str, Array]  # outputs, "loss" and gradients by name
 
 GRADIENT_OF = "gradient of "

@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.report import GRADIENT_OF, GRADIENT_OF_INPUT, Row, Tensors
 from parity.comparison.any_model.trace.graph import MASKED
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget, ErrorNorms
-
-Array = NDArray[Any]
 
 
 def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:

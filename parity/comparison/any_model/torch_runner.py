@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.outputs import Loss, Permutations, check_loss, default_loss, named_arrays, permute
 from parity.comparison.any_model.random_masks import MaskStream
 from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
@@ -20,7 +20,6 @@ from parity.comparison.any_model.trace.torch_graph import record_torch
 from parity.comparison.any_model.weights import frozen_keys
 from vit_spec import InputError
 
-Array = NDArray[Any]
 Tensors = dict[str, Array]
 
 

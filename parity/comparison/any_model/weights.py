@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.parameters import Axes
 from vit_spec import InputError
 
-Array = NDArray[Any]
 Tensors = dict[str, Array]
 
 

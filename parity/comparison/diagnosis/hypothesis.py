@@ -11,9 +11,8 @@ import numpy as np
 
 from parity.checkpoints.arrays import FLOAT_DTYPES, round_to
 from parity.checkpoints.formats import Fields, get
-from parity.checkpoints.layout import Layout
+from parity.checkpoints.layout import Array, Layout
 from parity.comparison.diagnosis.patches import Patch, confine_to_block
-from parity.comparison.tolerances import Array
 from vit_spec import InputError, Pixels, ViTConfig, rows
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import StrPath
-from parity.comparison.golden.file import FRAMEWORKS, Array, Golden, Record
+from parity.comparison.golden.file import FRAMEWORKS, Golden, Record
 from parity.comparison.tolerances import (
     ERROR_RATIO_SLACK,
     FLOAT32_TOLERANCE,

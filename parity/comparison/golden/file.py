@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parity.checkpoints import containers
 from parity.checkpoints.atomic_write import atomic_replace, check_replaceable, lock_folder
 from parity.checkpoints.containers import ArraySpec, header_checks
 from parity.checkpoints.formats import get
+from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import StrPath, resolve_path
 from parity.comparison.golden.sketch import SKETCH_SIZE
 from parity.comparison.localisation import GRADIENT_OF
 from vit_spec import InputError, ViTConfig, bounded_json
-
-Array = NDArray[Any]
 
 FRAMEWORKS = ("jax", "torch")
 

@@ -10,11 +10,12 @@ import numpy as np
 import vit_spec
 from parity.checkpoints.conversion import checksum
 from parity.checkpoints.formats import Fields
+from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import load, resolve_path
 from parity.checkpoints.weights import Checkpoint, validate
 from parity.comparison import reproducible_init
 from parity.comparison.forward_backward import PassInputs
-from parity.comparison.golden.file import Array, Golden
+from parity.comparison.golden.file import Golden
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
 from vit_spec.config import FIELDS
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from parity.checkpoints.layout import Array
 
 SKETCH_SIZE = 32
 

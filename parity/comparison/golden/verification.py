@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import StrPath
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison import framework_settings, reproducible_init
 from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin
 from parity.comparison.golden.drift import Verification, changed_tensors
-from parity.comparison.golden.file import FRAMEWORKS, Array, Golden, Record, Tensor, check_writable
+from parity.comparison.golden.file import FRAMEWORKS, Golden, Record, Tensor, check_writable
 from parity.comparison.golden.inputs import checksums, make_inputs, recorded_inputs
 from parity.comparison.golden.sketch import root_mean_square, sketch
 from parity.comparison.localisation import GRADIENT_OF, module_scales

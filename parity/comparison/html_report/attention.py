@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 
 from parity.checkpoints.conversion import to_jax, to_torch
+from parity.checkpoints.layout import Array
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.framework_settings import compiler_options, strict_settings
-from parity.comparison.tolerances import Array
 from vit_spec import ViTConfig
 
 

@@ -15,8 +15,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
+from parity.checkpoints.layout import Array
 from parity.comparison.report import Report, TensorComparison
-from parity.comparison.tolerances import FLOAT64_TOLERANCE, Array, ErrorNorms
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 
 # Intermediates on the main path through the model; all others lie between two of these.
 MAIN_PATH = re.compile(r"embed|blocks\.\d+|norm|pool|fc_norm|logits")

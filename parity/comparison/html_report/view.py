@@ -10,11 +10,12 @@ from typing import Any
 from markupsafe import Markup, escape
 
 import vit_spec
+from parity.checkpoints.layout import Array
 from parity.comparison.html_report import plot
 from parity.comparison.html_report.attention import AttentionMaps
 from parity.comparison.localisation import GRADIENT_OF
 from parity.comparison.report import Report, TensorComparison
-from parity.comparison.tolerances import Array, ErrorNorms
+from parity.comparison.tolerances import ErrorNorms
 from vit_spec import ViTConfig
 
 MAX_GRADIENTS = 20  # rows of the table of gradients

@@ -3,16 +3,15 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.tensor_comparison import error_of
 from parity.comparison.invariance.report import TWICE, Change
 from parity.comparison.tolerances import ErrorNorms
 
-Array = NDArray[Any]
 Outputs = Mapping[str, Array]  # by name; axis 0 is the batch
 
 IN_ORDER = "in order"  # the name of the batch that most others are compared with

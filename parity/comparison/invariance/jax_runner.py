@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parity.checkpoints.arrays import FLOAT_DTYPES, round_to
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.flax_runner import QUICK_COMPILE
 from parity.comparison.any_model.outputs import named_arrays
 from parity.comparison.any_model.weights import flatten
 from parity.comparison.invariance.torch_runner import NotTestedError
 from parity.comparison.monte_carlo_arithmetic import perturb_array
 
-Array = NDArray[Any]
 Run = Callable[[Sequence[Array]], Mapping[str, Array]]
 
 _CHILD = """

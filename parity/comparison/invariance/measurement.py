@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.invariance.conditions import ALONE, IN_ORDER, batches, compare
 from parity.comparison.invariance.jax_runner import JaxRunner
 from parity.comparison.invariance.report import TWICE, Change, InvarianceReport
@@ -23,7 +23,6 @@ from parity.comparison.tolerances import (
 )
 from vit_spec import InputError, nearest
 
-Array = NDArray[Any]
 Outputs = Mapping[str, Array]
 Runner = JaxRunner | TorchRunner
 RoundingErrors = dict[tuple[str, str], float]  # relRMS by type and name of the output

@@ -6,15 +6,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parity.checkpoints.arrays import as_array
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.outputs import named_arrays
 from parity.comparison.any_model.torch_runner import cast_tensor, copy_in_dtype
 from parity.comparison.monte_carlo_arithmetic import perturb_operands
 from parity.comparison.torch_settings import full_float32
 
-Array = NDArray[Any]
 Run = Callable[[Sequence[Array]], Mapping[str, Array]]
 
 

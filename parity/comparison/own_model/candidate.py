@@ -6,9 +6,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from parity.checkpoints.columns import Piece, parameter_of, pieces_of
-from parity.checkpoints.layout import FIXED_SIZES, Axis, Layout
+from parity.checkpoints.layout import FIXED_SIZES, Array, Axis, Layout
 from parity.comparison.own_model.block_roles import Roles
-from parity.comparison.own_model.model import Array
 from parity.comparison.own_model.twin import by_row
 from vit_spec import InputError, ViTConfig, rows
 

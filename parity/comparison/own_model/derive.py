@@ -13,12 +13,13 @@ from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import Fields, registered
 from parity.checkpoints.formats.format import digest
+from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import StrPath, load
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.construct import Built, build, few_threads, first_line, working_directory_on_path
 from parity.comparison.own_model.images import image_shapes
-from parity.comparison.own_model.model import Array, ImageShape, OwnModel, Trace, as_float64
+from parity.comparison.own_model.model import ImageShape, OwnModel, Trace, as_float64
 from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.pixels import check_pixels
 from parity.comparison.own_model.proof import Proof, check_other_inputs, prove, random_weights

@@ -5,8 +5,8 @@ from itertools import islice
 
 import numpy as np
 
+from parity.checkpoints.layout import Array
 from parity.comparison.own_model.candidate import Candidate
-from parity.comparison.own_model.model import Array
 from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.pixels import NORMALIZATIONS
 from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, Stage

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.conversion import nest
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.scope import inner_jaxprs
 from parity.comparison.own_model.construct import Built, first_line
 from parity.comparison.own_model.model import (
     FIXED_DTYPE,
-    Array,
     ImageShape,
     OwnModel,
     Trace,

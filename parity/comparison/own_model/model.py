@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from vit_spec import InputError
 
-Array = NDArray[Any]
 Weights = Mapping[str, Array]
 
 FIXED_DTYPE = (

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parity.comparison.own_model.model import Array, OwnModel, Weights, as_float64
+from parity.checkpoints.layout import Array
+from parity.comparison.own_model.model import OwnModel, Weights, as_float64
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import InputError
 

@@ -7,9 +7,10 @@ from math import prod
 import numpy as np
 
 from parity.checkpoints.columns import pieces_of
+from parity.checkpoints.layout import Array
 from parity.comparison.localisation import module_scales
 from parity.comparison.own_model.candidate import Candidate
-from parity.comparison.own_model.model import Array, OwnModel
+from parity.comparison.own_model.model import OwnModel
 from parity.comparison.own_model.twin import Twin
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import InputError

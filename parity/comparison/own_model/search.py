@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.layout import Array
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.explanations import Change, Explanations
-from parity.comparison.own_model.model import FIXED_DTYPE, Array, OwnModel
+from parity.comparison.own_model.model import FIXED_DTYPE, OwnModel
 from parity.comparison.own_model.options import MAX_CANDIDATES, Options
 from parity.comparison.own_model.pixels import Normalization
 from parity.comparison.own_model.stages import ALL, ATTENTION, HEADS_REMEDY, POOL, STAGES, Failure, Stage

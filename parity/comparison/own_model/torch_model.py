@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.layout import Array
 from parity.comparison.own_model.construct import Built, first_line, float64_by_default
 from parity.comparison.own_model.model import (
     FIXED_DTYPE,
-    Array,
     ImageShape,
     OwnModel,
     Trace,

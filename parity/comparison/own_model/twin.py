@@ -10,8 +10,8 @@ import numpy as np
 from parity.checkpoints.columns import align, parameter_of, row_column
 from parity.checkpoints.conversion import nest
 from parity.checkpoints.formats import get
-from parity.checkpoints.layout import Layout
-from parity.comparison.own_model.model import Array, as_float64
+from parity.checkpoints.layout import Array, Layout
+from parity.comparison.own_model.model import as_float64
 from vit_spec import ViTConfig, rows
 
 Rows = Mapping[str, Array]

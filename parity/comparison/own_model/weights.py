@@ -13,11 +13,12 @@ from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.format_matching import join_keys
 from parity.checkpoints.ignored_keys import matched_keys
+from parity.checkpoints.layout import Array
 from parity.checkpoints.other_keys import classify_other_keys
 from parity.checkpoints.reading import StrPath, resolve_path
 from parity.checkpoints.wrapper_names import WRAPPERS
 from parity.checkpoints.wrappers import without_inner_modules
-from parity.comparison.own_model.model import Array, OwnModel, as_float64
+from parity.comparison.own_model.model import OwnModel, as_float64
 from vit_spec import InputError
 
 _PARAMETERS = "params/"  # the collection of parameters in linen

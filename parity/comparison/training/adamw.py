@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from parity.comparison.tolerances import FLOAT64_TOLERANCE, UNIT_ROUNDOFF, Array, ErrorNorms
+from parity.checkpoints.layout import Array
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, UNIT_ROUNDOFF, ErrorNorms
 
 # Largest residual of an explanation, relative to the error: a right explanation leaves a millionth, a wrong one a tenth.
 MAX_RESIDUAL = 0.01

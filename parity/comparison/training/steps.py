@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.conversion import to_jax
+from parity.checkpoints.layout import Array
 from parity.comparison.framework_settings import compiler_options, strict_settings
-from parity.comparison.tolerances import Array
 from parity.comparison.training.adamw import AdamWSettings, ParameterSlices, StepState
 from vit_spec import ViTConfig, rows
 

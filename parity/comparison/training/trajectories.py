@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.conversion import to_torch
+from parity.checkpoints.layout import Array
 from parity.comparison.localisation import module_scales
 from parity.comparison.tolerances import (
     AMPLIFIED_ERROR_FACTOR,
     FLOAT64_TRAINING_TOLERANCE,
     TRAINING_NOISE_FACTOR,
-    Array,
     ErrorNorms,
 )
 from parity.comparison.training.adamw import AdamWSettings, ParameterSlices, StepState, find_faults

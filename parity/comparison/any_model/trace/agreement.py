@@ -5,11 +5,9 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.graph import INPUTS, WEIGHTS, Fingerprint, Graph, Index, Value, without_repetition
-
-Array = NDArray[Any]
 
 _MAX_PERMUTED = 5  # axes of arrays whose orders are compared
 _SAME = 1e-9  # difference of entries of the same values, relative to the largest; their fingerprints agree to 1e-12

@@ -4,15 +4,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.flax_modules import scopes_for_modules
 from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, WEIGHTS, Graph
 from parity.comparison.any_model.trace.jaxpr import Evaluator
 from parity.comparison.any_model.trace.numbers import is_rounded
 from parity.comparison.any_model.trace.scope import Scope
-
-Array = NDArray[Any]
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> Any:

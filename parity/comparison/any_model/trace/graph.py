@@ -3,14 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.places import Stack
-
-Array = NDArray[Any]
 
 # Two fingerprints in float64 are of the same values if their sums differ by at most this, relative to the sum of
 # magnitudes.  Rounding errors change the sums by 1e-16 to 1e-13, and numbers that were rounded to float32 by 1e-9.

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.fixed_parts import NARROW_TYPES, RANDOM_BITS, narrow_float
 from parity.comparison.any_model.trace.numbers import intended_number
 from parity.comparison.any_model.trace.scope import Scope, inner_jaxprs
-
-Array = NDArray[Any]
 
 _INLINED = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.agreement import classes_of_values
 from parity.comparison.any_model.trace.graph import (
     CONSTANT,
@@ -24,8 +24,6 @@ from parity.comparison.any_model.trace.graph import (
 from parity.comparison.any_model.trace.operation_places import calling_module, contains_module, make_place, operation_place
 from parity.comparison.any_model.trace.places import Line, Place
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
-
-Array = NDArray[Any]
 
 _STEPS = ("between", "layers")  # kinds of origins at which a step may be missing
 _NEXT_OPERATIONS = 16  # how many operations one model may take for what the other computes in one

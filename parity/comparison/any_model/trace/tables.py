@@ -6,12 +6,10 @@ from itertools import islice, product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.graph import CONSTANT, Graph, Index, Value, without_repetition
 from parity.comparison.any_model.trace.places import Line
-
-Array = NDArray[Any]
 
 # Largest error of an entry that is computed in float32, relative to itself, or to 1 as for the sine of an angle: rounding
 # an angle of up to 8 changes its sine by 8 * 2**-24.
