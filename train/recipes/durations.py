@@ -46,5 +46,6 @@ def parse_duration(text: float | str, *, default_unit: str) -> tuple[float, str]
     if unit is None:
         raise InputError(f"{text!r} has an unknown unit{nearest(word, UNITS.values())}: steps, epochs, examples or %")
     if not 0 <= value < float("inf"):
-        raise InputError(f"{text!r} is not a duration: give 0 or more")
+        given = f"{text:g}" if isinstance(text, float) else repr(text)
+        raise InputError(f"{given} is not a duration: give 0 or more")
     return (value / 100, "share") if unit == "percent" else (value, unit)

@@ -235,7 +235,7 @@ INVALID = {
     "tiny": "unrecognized arguments: tiny",
     "--batch_sise 8": "did you mean '--batch-size'?",
     "--task guess": "--task is 'guess': give one of classes, labels, values, or None",
-    "--epochs -1": "--epochs: -1.0 is not a duration: give 0 or more",
+    "--epochs -1": "--epochs: -1 is not a duration: give 0 or more",
     "--epochs 0": "--epochs is 0: give more than 0",
     "--held-out 1.5": "--held-out is 1.5: give a share between 0 and 1",
     "--augment.scale 0.5": "--augment.scale is 0.5: give a factor of 1 or more",
