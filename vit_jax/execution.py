@@ -23,9 +23,9 @@ class Execution:
         attention: "explicit" computes the products and the softmax as separate operations; "cudnn" is the fused kernel for
             NVIDIA GPUs from Ampere on, in half precision; "auto" uses it where it is supported.  The fused kernel has no
             attention dropout.  Attention pooling, which has a single query, is always explicit.
-        remat: which activations a block stores for the backward pass.  "none" recomputes only norms and activation
-            functions; "dots" stores the outputs of matrix products with weights and recomputes the rest; "full" stores only
-            the input of the block.
+        remat: which activations a block stores for the backward pass.  "none" recomputes only norms, activation functions,
+            and on GPUs sums; "dots" stores the outputs of matrix products with weights and recomputes the rest; "full"
+            stores only the input of the block.
         unroll: number of blocks per iteration of the scan; larger values take longer to compile and may run faster.  None
             means all blocks on GPUs if `remat` is "none", else 1.
 
