@@ -254,5 +254,8 @@ def attention_maps(model: ViT, params: Params, images: Array, block: int = -1) -
     block = range(model.config.depth)[block]
     _, found = intermediates(model, params, images)
     q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
-    scores = model.config.scale * jnp.einsum("bthd,bshd->bhts", q, k, precision=model.execution.precision)
-    return jax.nn.softmax(scores.astype(at_least_float32(scores)), axis=-1)
+    options: Any = {"precision": model.execution.precision, "preferred_element_type": at_least_float32(q)}
+    scores = model.config.scale * jnp.einsum("bthd,bshd->bhts", q, k, **options)
+    if model.config.positions.relative != "none":
+        scores = scores + found["rel_pos" if model.config.positions.relative_shared else f"blocks.{block}.attn.rel_pos"]
+    return jax.nn.softmax(scores, axis=-1)

@@ -129,5 +129,7 @@ def attention_maps(model: ViT, images: Tensor, block: int = -1) -> Tensor:
     _, found = intermediates(model, images)
     block = range(model.config.depth)[block]
     q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
-    scores = model.config.scale * torch.einsum("bthd,bshd->bhts", q, k)
-    return scores.to(at_least_float32(scores)).softmax(-1)
+    scores = model.config.scale * torch.einsum("bthd,bshd->bhts", q, k).to(at_least_float32(q))
+    if model.config.positions.relative != "none":
+        scores = scores + found["rel_pos" if model.config.positions.relative_shared else f"blocks.{block}.attn.rel_pos"]
+    return scores.softmax(-1)

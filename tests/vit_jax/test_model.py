@@ -25,6 +25,8 @@ from vit_spec import InputError, ViTConfig
 
 PLAIN = small_config(vit_spec.get("vit_s16"))
 RICH = small_config(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
+TABLE = small_config(vit_spec.get("beit_b16")).replace(tokens={"registers": 1})
+SHARED_MLP = TABLE.replace(positions={"relative": "mlp", "relative_dim": 4, "relative_shared": True})
 DROPOUT = ("pos_drop", "attn_drop", "mlp_drop", "patch_drop", "drop_path")
 
 
@@ -284,16 +286,18 @@ def test_the_model_runs_through_the_nnx_bridge() -> None:
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient["blocks"]["attn"]["qkv"]))
 
 
-def test_attention_maps_are_the_weights_of_the_heads() -> None:
+@pytest.mark.parametrize("config", [RICH, TABLE, SHARED_MLP], ids=["rotary", "table", "shared mlp"])
+def test_attention_maps_are_the_weights_of_the_heads(config: ViTConfig) -> None:
+    rng, model, shapes = np.random.default_rng(0), vit_jax.ViT(config), jax.eval_shape(lambda: vit_jax.init(config))
     with jax.enable_x64(True):
-        model = vit_jax.ViT(RICH)
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), cached_params(RICH))
-        x = random_images(RICH).astype(np.float64)
-        _, found = jax.jit(partial(vit_jax.intermediates, model))(params, x)
-        maps = jax.jit(partial(vit_jax.attention_maps, model))(params, x)
+        params = jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.standard_normal(leaf.shape)), shapes)
+        x = random_images(config).astype(np.float64)
+        (_, found), maps = jax.jit(
+            lambda *given: (vit_jax.intermediates(model, *given), vit_jax.attention_maps(model, *given))
+        )(params, x)
         heads = jnp.einsum("bhts,bshd->bthd", maps, found["blocks.1.attn.v"])
         np.testing.assert_allclose(heads, found["blocks.1.attn.heads"], rtol=1e-12, atol=1e-14)
-    assert maps.shape == (2, RICH.num_heads, RICH.num_tokens, RICH.num_tokens)
+    assert maps.shape == (2, config.num_heads, config.num_tokens, config.num_tokens)
 
 
 @pytest.mark.parametrize("config", [PLAIN, RICH], ids=["learned", "rotary"])
