@@ -73,7 +73,7 @@ def intermediates(model: ViT, images: Tensor, fed: Mapping[str, Tensor] | None =
     (after norms and rotary embedding), "scores", "weights", "heads" (before the output projection), "blocks.3.sum" (after
     the first residual connection), "blocks.3.mlp.activation", "pool".  An intermediate that is computed twice has two
     names: "fc_norm" and "fc_norm (2)".  `vit_jax.intermediates` uses the same names.  "scores" and "weights" are recorded
-    only with `Execution(attention="explicit")`.
+    only with `Execution(attention="explicit")`.  The backward pass recomputes no block, whatever `Execution.remat` is.
 
     Args:
         model: the model.

@@ -198,7 +198,9 @@ def sample_kept_tokens(x: Tensor, prefix: int, rate: float, noise: Noise | None)
 def run_block(block: nn.Module, x: Tensor, rate: Tensor, tables: tuple[Any, ...], noise: Noise | None) -> Tensor:
     """Apply one block, with the activation checkpointing of `Execution.remat`."""
     assert isinstance(block, ViTModule)
-    if block.execution.remat == "none" or not torch.is_grad_enabled():
+    # Intermediates that are read are stored anyway, and the recomputation would be without those that are fed.
+    is_read = block.on_intermediate is not None
+    if block.execution.remat == "none" or is_read or not torch.is_grad_enabled():
         return block(x, rate, tables, noise)
     if block.execution.remat == "full":
         return checkpoint(block, x, rate, tables, noise, use_reentrant=False)

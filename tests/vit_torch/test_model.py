@@ -214,6 +214,19 @@ def test_attention_maps_are_the_weights_of_the_heads(config: ViTConfig) -> None:
     torch.testing.assert_close(heads, found["blocks.1.attn.heads"], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_activation_checkpointing_gives_the_same_gradients_with_fed_values(remat: Any) -> None:
+    fed = {f"blocks.{i}.sum": torch.randn(2, PLAIN.num_tokens, PLAIN.width) for i in range(PLAIN.depth)}
+    models = pair_of_models(PLAIN, vit_torch.Execution(remat=remat))
+    for model in models:
+        logits, _ = vit_torch.intermediates(model, images(PLAIN), fed)
+        logits.square().sum().backward()
+    for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        assert one.grad is None or torch.equal(one.grad, other.grad), name
+    assert models[0].blocks[1].mlp.fc1.weight.grad.any()
+
+
 def test_reading_intermediates_leaves_the_model_unchanged() -> None:
     model, x = vit_torch.ViT(PLAIN).eval(), images(PLAIN)
     before = model(x)
