@@ -59,8 +59,10 @@ class ViTModule(nn.Module):
         return self.get_variable("fed", f"{name} ({earlier + 1})" if earlier else name, value)
 
     def record(self, name: str, value: Array) -> None:
-        """Record a value that the forward pass does not use further."""
+        """Record a value that the forward pass does not use further, so that it cannot be replaced."""
         self.sow("intermediates", name, value)
+        if self.has_variable("fed", name):
+            raise InputError(f"fed names {name!r}, which no later operation reads: feed an intermediate that is read later")
 
     def constants(self, make: Callable[..., ConstantTables], grid: tuple[int, int], x: Array) -> tuple[Array, ...]:
         """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32; indices are integers."""

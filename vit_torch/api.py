@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_spec import InputError
+from vit_spec.errors import nearest
 from vit_spec.shadowing import check_not_shadowed
 from vit_torch.execution import Execution
 from vit_torch.layers import ViTModule, at_least_float32
@@ -82,7 +83,7 @@ def intermediates(model: ViT, images: Tensor, fed: Mapping[str, Tensor] | None =
             (B, 1, 1) of stochastic depth for attention, and "blocks.3.drop_path (2)" the mask for the MLP; both can be fed.
 
     Raises:
-        vit_spec.InputError: the model is wrapped, as by `torch.compile`.
+        vit_spec.InputError: the model is wrapped, as by `torch.compile`; or `fed` has a name that replaces nothing.
     """
     if not issubclass(type(model), ViT):  # isinstance holds for what torch.compile returns
         raise InputError(f"the model is a {type(model).__name__}: expected a vit_torch.ViT; give the model that it wraps")
@@ -105,12 +106,18 @@ def intermediates(model: ViT, images: Tensor, fed: Mapping[str, Tensor] | None =
     for name, module in parts:
         module.on_intermediate = partial(record, name)
     try:
-        return model(images), found
+        logits = model(images)
     finally:
         for hook in hooks:
             hook.remove()
         for _, module in parts:
             module.on_intermediate = None
+    if unused := [name for name in fed or () if name not in found]:
+        raise InputError(
+            f"fed names {', '.join(map(repr, unused))}, which this forward pass does not compute: give names that "
+            f"intermediates returns{nearest(unused[0], found)}"
+        )
+    return logits, found
 
 
 def attention_maps(model: ViT, images: Tensor, block: int = -1) -> Tensor:

@@ -316,6 +316,20 @@ def test_a_model_is_exported_for_any_batch_but_one_image_size(config: ViTConfig)
             program(batch, *size)
 
 
+def test_fed_values_that_replace_nothing_are_refused() -> None:
+    def trace(fed: Any) -> Any:
+        return vit_jax.intermediates(vit_jax.ViT(PLAIN), vit_jax.init(PLAIN), random_images(PLAIN), fed)
+
+    messages = {
+        ("norms", "poll"): r"^fed names 'norms', 'poll', which .*; did you mean 'norm'\?",
+        ("blocks.0.sum",): r"^fed names 'blocks\.0\.sum', but not the same of all 2 blocks: feed all or none",
+        ("blocks.0.attn.weights", "blocks.1.attn.weights"): "^fed names 'weights', which no later operation reads: ",
+    }
+    for names, message in messages.items():
+        with pytest.raises(InputError, match=message):
+            jax.eval_shape(trace, dict.fromkeys(names, jnp.zeros(1)))
+
+
 def test_both_twins_have_the_same_intermediates() -> None:
     torch, vit_torch = pytest.importorskip("torch"), pytest.importorskip("vit_torch")
     _, in_jax = vit_jax.intermediates(vit_jax.ViT(RICH), cached_params(RICH), random_images(RICH))

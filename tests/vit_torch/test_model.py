@@ -227,6 +227,17 @@ def test_activation_checkpointing_gives_the_same_gradients_with_fed_values(remat
     assert models[0].blocks[1].mlp.fc1.weight.grad.any()
 
 
+def test_fed_values_that_replace_nothing_are_refused() -> None:
+    model, value = vit_torch.ViT(PLAIN, vit_torch.Execution(attention="explicit")).eval(), torch.zeros(1)
+    with pytest.raises(InputError, match=r"^fed names 'norms', 'poll', which .*; did you mean 'norm'\?$"):
+        vit_torch.intermediates(model, images(PLAIN), {"norms": value, "poll": value})
+    with pytest.raises(InputError, match=r"^fed names 'weights', which no later operation reads: "):
+        vit_torch.intermediates(model, images(PLAIN), {"blocks.0.attn.weights": value})
+    assert not any(module._forward_hooks or getattr(module, "on_intermediate", None) for module in model.modules())
+    with pytest.raises(InputError, match=r"^fed names 'blocks\.0\.attn\.scores', which this forward pass does not compute"):
+        vit_torch.intermediates(vit_torch.ViT(PLAIN).eval(), images(PLAIN), {"blocks.0.attn.scores": value})
+
+
 def test_reading_intermediates_leaves_the_model_unchanged() -> None:
     model, x = vit_torch.ViT(PLAIN).eval(), images(PLAIN)
     before = model(x)
