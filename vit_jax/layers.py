@@ -50,7 +50,8 @@ class ViTModule(nn.Module):
         # that draw random numbers, that would take two fifths of the time of tracing a forward pass.
         exists = self.has_variable("params", leaf)
         draw = partial(draw_parameter, self.config, (*self.path, leaf))
-        return self.param(leaf, (lambda key, shape: jnp.zeros(shape)) if exists else draw, shape)
+        # A numpy array, as `vit_jax.load` returns, cannot be indexed by arrays that are traced.
+        return jnp.asarray(self.param(leaf, (lambda key, shape: jnp.zeros(shape)) if exists else draw, shape))
 
     def intermediate(self, name: str, value: Array) -> Array:
         """Record an intermediate under a name; return it, or the value fed to replace it: see `vit_jax.intermediates`."""

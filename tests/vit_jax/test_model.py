@@ -26,7 +26,8 @@ from vit_spec import InputError, ViTConfig
 PLAIN = small_config(vit_spec.get("vit_s16"))
 RICH = small_config(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
 TABLE = small_config(vit_spec.get("beit_b16")).replace(tokens={"registers": 1})
-SHARED_MLP = TABLE.replace(positions={"relative": "mlp", "relative_dim": 4, "relative_shared": True})
+SHARED_TABLE = TABLE.replace(positions={"relative_shared": True})
+SHARED_MLP = SHARED_TABLE.replace(positions={"relative": "mlp", "relative_dim": 4})
 DROPOUT = ("pos_drop", "attn_drop", "mlp_drop", "patch_drop", "drop_path")
 
 
@@ -298,6 +299,14 @@ def test_attention_maps_are_the_weights_of_the_heads(config: ViTConfig) -> None:
         heads = jnp.einsum("bhts,bshd->bthd", maps, found["blocks.1.attn.v"])
         np.testing.assert_allclose(heads, found["blocks.1.attn.heads"], rtol=1e-12, atol=1e-14)
     assert maps.shape == (2, config.num_heads, config.num_tokens, config.num_tokens)
+
+
+@pytest.mark.parametrize("config", [PLAIN, RICH, TABLE, SHARED_TABLE], ids=["learned", "rotary", "table", "shared table"])
+def test_a_program_may_have_numpy_parameters_as_constants(config: ViTConfig) -> None:
+    shapes, images = jax.eval_shape(lambda: vit_jax.init(config)), random_images(config)
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    logits = jax.eval_shape(lambda x: vit_jax.ViT(config).apply({"params": params}, x), images)
+    assert logits.shape == (2, config.num_classes)
 
 
 @pytest.mark.parametrize("config", [PLAIN, RICH], ids=["learned", "rotary"])
