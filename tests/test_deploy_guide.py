@@ -121,6 +121,19 @@ def test_forward_mode_differentiation_needs_explicit_attention(model: Any) -> No
         jvp(model, (images,), (images,))
 
 
+def test_a_second_backward_pass_needs_explicit_attention(model: Any) -> None:
+    def penalty(model: Any) -> Any:
+        images = torch_images().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(images).sum(), images, create_graph=True)
+        return gradient.square().sum()
+
+    explicit = vit_torch.load("model.safetensors", vit_torch.Execution(attention="explicit"))
+    penalty(explicit).backward()
+    assert explicit.blocks[0].attn.qkv.weight.grad.any()
+    with pytest.raises(RuntimeError, match="_scaled_dot_product_flash_attention_for_cpu_backward is not implemented"):
+        penalty(model).backward()
+
+
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization:DeprecationWarning")
 def test_what_the_page_says_does_not_work_does_not(model: Any) -> None:
     quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})

@@ -14,7 +14,8 @@ from vit_jax.compilation import compiler_options, fast_compile_options
 from vit_jax.execution import Execution
 from vit_jax.layers import ViTModule, at_least_float32
 from vit_jax.model import ViT
-from vit_spec import ViTConfig
+from vit_spec import InputError, ViTConfig
+from vit_spec.errors import nearest
 from vit_spec.shadowing import check_not_shadowed
 
 Params = dict[str, Any]
@@ -172,6 +173,9 @@ def intermediates(
             `jax.jit`, separate arrays would be copies.
         options: passed to `ViT.apply`.  With train=True and rngs, "blocks.3.drop_path" is the mask (B, 1, 1) of stochastic
             depth for attention, and "blocks.3.drop_path (2)" the mask for the MLP; both can be fed.
+
+    Raises:
+        vit_spec.InputError: `fed` has a name that replaces nothing.
     """
 
     def run(variables: Params, images: Array) -> Any:
@@ -228,15 +232,31 @@ def _fed_pytree(template: Any, fed: Mapping[str, Array], depth: int) -> dict[str
         template: a pytree of recorded intermediates, or of their shapes.
         fed: values by name.
         depth: number of blocks.
+
+    Raises:
+        InputError: a name is not that of an intermediate, or its intermediate is not replaced in all blocks.
     """
     tree: dict[str, Any] = {}
+    known: list[str] = []
+    used: set[str] = set()
     for path, name, _ in _iterate_recorded(template):
         names = [name.replace("blocks", f"blocks.{i}", 1) for i in range(depth)] if path[0] == "blocks" else [name]
+        known += names
         if all(each in fed for each in names):
+            used.update(names)
             node = tree
             for word in path[:-1]:
                 node = node.setdefault(word, {})
             node[path[-1]] = jnp.stack([fed[each] for each in names]) if path[0] == "blocks" else fed[name]
+    if unknown := [name for name in fed if name not in known]:
+        raise InputError(
+            f"fed names {', '.join(map(repr, unknown))}, which this forward pass does not compute: give names that "
+            f"intermediates returns{nearest(unknown[0], known)}"
+        )
+    if partial := [name for name in fed if name not in used]:
+        raise InputError(
+            f"fed names {', '.join(map(repr, partial))}, but not the same of all {depth} blocks: feed all or none"
+        )
     return tree
 
 
@@ -254,5 +274,8 @@ def attention_maps(model: ViT, params: Params, images: Array, block: int = -1) -
     block = range(model.config.depth)[block]
     _, found = intermediates(model, params, images)
     q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
-    scores = model.config.scale * jnp.einsum("bthd,bshd->bhts", q, k, precision=model.execution.precision)
-    return jax.nn.softmax(scores.astype(at_least_float32(scores)), axis=-1)
+    options: Any = {"precision": model.execution.precision, "preferred_element_type": at_least_float32(q)}
+    scores = model.config.scale * jnp.einsum("bthd,bshd->bhts", q, k, **options)
+    if model.config.positions.relative != "none":
+        scores = scores + found["rel_pos" if model.config.positions.relative_shared else f"blocks.{block}.attn.rel_pos"]
+    return jax.nn.softmax(scores, axis=-1)

@@ -50,7 +50,8 @@ class ViTModule(nn.Module):
         # that draw random numbers, that would take two fifths of the time of tracing a forward pass.
         exists = self.has_variable("params", leaf)
         draw = partial(draw_parameter, self.config, (*self.path, leaf))
-        return self.param(leaf, (lambda key, shape: jnp.zeros(shape)) if exists else draw, shape)
+        # A numpy array, as `vit_jax.load` returns, cannot be indexed by arrays that are traced.
+        return jnp.asarray(self.param(leaf, (lambda key, shape: jnp.zeros(shape)) if exists else draw, shape))
 
     def intermediate(self, name: str, value: Array) -> Array:
         """Record an intermediate under a name; return it, or the value fed to replace it: see `vit_jax.intermediates`."""
@@ -59,8 +60,10 @@ class ViTModule(nn.Module):
         return self.get_variable("fed", f"{name} ({earlier + 1})" if earlier else name, value)
 
     def record(self, name: str, value: Array) -> None:
-        """Record a value that the forward pass does not use further."""
+        """Record a value that the forward pass does not use further, so that it cannot be replaced."""
         self.sow("intermediates", name, value)
+        if self.has_variable("fed", name):
+            raise InputError(f"fed names {name!r}, which no later operation reads: feed an intermediate that is read later")
 
     def constants(self, make: Callable[..., ConstantTables], grid: tuple[int, int], x: Array) -> tuple[Array, ...]:
         """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32; indices are integers."""

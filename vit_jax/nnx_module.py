@@ -37,7 +37,7 @@ class NNXViT(flax_nnx.bridge.ToNNX):
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Run the model: images (B, H, W, C) -> logits (B, num_classes).  `train` overrides the mode of the module."""
-        if options.get("method") is None and len(arguments) == 1:
+        if options.get("method") is None and len(arguments) < 2:  # the second argument is `train`
             options.setdefault("train", not self.deterministic)
         try:
             return super().__call__(*arguments, **options)

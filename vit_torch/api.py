@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_spec import InputError
+from vit_spec.errors import nearest
 from vit_spec.shadowing import check_not_shadowed
 from vit_torch.execution import Execution
 from vit_torch.layers import ViTModule, at_least_float32
@@ -73,7 +74,7 @@ def intermediates(model: ViT, images: Tensor, fed: Mapping[str, Tensor] | None =
     (after norms and rotary embedding), "scores", "weights", "heads" (before the output projection), "blocks.3.sum" (after
     the first residual connection), "blocks.3.mlp.activation", "pool".  An intermediate that is computed twice has two
     names: "fc_norm" and "fc_norm (2)".  `vit_jax.intermediates` uses the same names.  "scores" and "weights" are recorded
-    only with `Execution(attention="explicit")`.
+    only with `Execution(attention="explicit")`.  The backward pass recomputes no block, whatever `Execution.remat` is.
 
     Args:
         model: the model.
@@ -82,7 +83,7 @@ def intermediates(model: ViT, images: Tensor, fed: Mapping[str, Tensor] | None =
             (B, 1, 1) of stochastic depth for attention, and "blocks.3.drop_path (2)" the mask for the MLP; both can be fed.
 
     Raises:
-        vit_spec.InputError: the model is wrapped, as by `torch.compile`.
+        vit_spec.InputError: the model is wrapped, as by `torch.compile`; or `fed` has a name that replaces nothing.
     """
     if not issubclass(type(model), ViT):  # isinstance holds for what torch.compile returns
         raise InputError(f"the model is a {type(model).__name__}: expected a vit_torch.ViT; give the model that it wraps")
@@ -105,12 +106,18 @@ def intermediates(model: ViT, images: Tensor, fed: Mapping[str, Tensor] | None =
     for name, module in parts:
         module.on_intermediate = partial(record, name)
     try:
-        return model(images), found
+        logits = model(images)
     finally:
         for hook in hooks:
             hook.remove()
         for _, module in parts:
             module.on_intermediate = None
+    if unused := [name for name in fed or () if name not in found]:
+        raise InputError(
+            f"fed names {', '.join(map(repr, unused))}, which this forward pass does not compute: give names that "
+            f"intermediates returns{nearest(unused[0], found)}"
+        )
+    return logits, found
 
 
 def attention_maps(model: ViT, images: Tensor, block: int = -1) -> Tensor:
@@ -129,5 +136,7 @@ def attention_maps(model: ViT, images: Tensor, block: int = -1) -> Tensor:
     _, found = intermediates(model, images)
     block = range(model.config.depth)[block]
     q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
-    scores = model.config.scale * torch.einsum("bthd,bshd->bhts", q, k)
-    return scores.to(at_least_float32(scores)).softmax(-1)
+    scores = model.config.scale * torch.einsum("bthd,bshd->bhts", q, k).to(at_least_float32(q))
+    if model.config.positions.relative != "none":
+        scores = scores + found["rel_pos" if model.config.positions.relative_shared else f"blocks.{block}.attn.rel_pos"]
+    return scores.softmax(-1)

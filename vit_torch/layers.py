@@ -47,9 +47,9 @@ class ViTModule(nn.Module):
         return value if self.on_intermediate is None else self.on_intermediate(name, value)
 
     def record(self, name: str, value: Tensor) -> None:
-        """Record a value that the forward pass does not use further."""
-        if self.on_intermediate is not None:
-            self.on_intermediate(name, value)
+        """Record a value that the forward pass does not use further, so that it cannot be replaced."""
+        if self.on_intermediate is not None and self.on_intermediate(name, value) is not value:
+            raise InputError(f"fed names {name!r}, which no later operation reads: feed an intermediate that is read later")
 
     def constants(self, make: Callable[..., ConstantTables], grid: tuple[int, int], x: Tensor) -> tuple[Tensor, ...]:
         """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32, on x's device.
@@ -198,7 +198,9 @@ def sample_kept_tokens(x: Tensor, prefix: int, rate: float, noise: Noise | None)
 def run_block(block: nn.Module, x: Tensor, rate: Tensor, tables: tuple[Any, ...], noise: Noise | None) -> Tensor:
     """Apply one block, with the activation checkpointing of `Execution.remat`."""
     assert isinstance(block, ViTModule)
-    if block.execution.remat == "none" or not torch.is_grad_enabled():
+    # Intermediates that are read are stored anyway, and the recomputation would be without those that are fed.
+    is_read = block.on_intermediate is not None
+    if block.execution.remat == "none" or is_read or not torch.is_grad_enabled():
         return block(x, rate, tables, noise)
     if block.execution.remat == "full":
         return checkpoint(block, x, rate, tables, noise, use_reentrant=False)

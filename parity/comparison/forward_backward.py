@@ -109,13 +109,14 @@ class PassInputs:
     def masks(self) -> Tensors:
         """Masks of stochastic depth by name, (B, 1, 1), float64: 1 for the images that keep a residual branch, else 0.
 
-        In training mode there are two for each block, and in inference mode none.
+        In training mode there are two for each block, or one if its branches are parallel, and in inference mode none.
         """
         if not self.drop_path:
             return {}
         rng, shape = np.random.default_rng(self.seed + 2), (len(self.images), 1, 1)
         rates = enumerate(drop_path_rates(self.config))
-        names = [(f"blocks.{i}.drop_path{turn}", rate) for i, rate in rates for turn in ("", " (2)")]
+        turns = ("",) if self.config.norms.order == "parallel" else ("", " (2)")
+        names = [(f"blocks.{i}.drop_path{turn}", rate) for i, rate in rates for turn in turns]
         return {name: (rng.random(shape) >= rate).astype(np.float64) for name, rate in names}
 
     def target(self, shape: tuple[int, ...]) -> Array:
@@ -200,6 +201,7 @@ class TorchTwin:
             substitutes = {
                 name: _to_torch(value).to(device, torch_dtype).requires_grad_(backward)
                 for name, value in _substituted_values(inputs_from).items()
+                if self.attention == "explicit" or name.rpartition(".")[2] != "scores"  # the fused kernel has none
             }
             masks = {name: _to_torch(mask).to(device, torch_dtype) for name, mask in self.inputs.masks.items()}
             if self.perturbation:

@@ -25,6 +25,9 @@ from vit_spec import InputError, ViTConfig
 
 PLAIN = small_config(vit_spec.get("vit_s16"))
 RICH = small_config(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
+TABLE = small_config(vit_spec.get("beit_b16")).replace(tokens={"registers": 1})
+SHARED_TABLE = TABLE.replace(positions={"relative_shared": True})
+SHARED_MLP = SHARED_TABLE.replace(positions={"relative": "mlp", "relative_dim": 4})
 DROPOUT = ("pos_drop", "attn_drop", "mlp_drop", "patch_drop", "drop_path")
 
 
@@ -284,16 +287,26 @@ def test_the_model_runs_through_the_nnx_bridge() -> None:
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient["blocks"]["attn"]["qkv"]))
 
 
-def test_attention_maps_are_the_weights_of_the_heads() -> None:
+@pytest.mark.parametrize("config", [RICH, TABLE, SHARED_MLP], ids=["rotary", "table", "shared mlp"])
+def test_attention_maps_are_the_weights_of_the_heads(config: ViTConfig) -> None:
+    rng, model, shapes = np.random.default_rng(0), vit_jax.ViT(config), jax.eval_shape(lambda: vit_jax.init(config))
     with jax.enable_x64(True):
-        model = vit_jax.ViT(RICH)
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), cached_params(RICH))
-        x = random_images(RICH).astype(np.float64)
-        _, found = jax.jit(partial(vit_jax.intermediates, model))(params, x)
-        maps = jax.jit(partial(vit_jax.attention_maps, model))(params, x)
+        params = jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.standard_normal(leaf.shape)), shapes)
+        x = random_images(config).astype(np.float64)
+        (_, found), maps = jax.jit(
+            lambda *given: (vit_jax.intermediates(model, *given), vit_jax.attention_maps(model, *given))
+        )(params, x)
         heads = jnp.einsum("bhts,bshd->bthd", maps, found["blocks.1.attn.v"])
         np.testing.assert_allclose(heads, found["blocks.1.attn.heads"], rtol=1e-12, atol=1e-14)
-    assert maps.shape == (2, RICH.num_heads, RICH.num_tokens, RICH.num_tokens)
+    assert maps.shape == (2, config.num_heads, config.num_tokens, config.num_tokens)
+
+
+@pytest.mark.parametrize("config", [PLAIN, RICH, TABLE, SHARED_TABLE], ids=["learned", "rotary", "table", "shared table"])
+def test_a_program_may_have_numpy_parameters_as_constants(config: ViTConfig) -> None:
+    shapes, images = jax.eval_shape(lambda: vit_jax.init(config)), random_images(config)
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    logits = jax.eval_shape(lambda x: vit_jax.ViT(config).apply({"params": params}, x), images)
+    assert logits.shape == (2, config.num_classes)
 
 
 @pytest.mark.parametrize("config", [PLAIN, RICH], ids=["learned", "rotary"])
@@ -310,6 +323,20 @@ def test_a_model_is_exported_for_any_batch_but_one_image_size(config: ViTConfig)
     for size in ((side, width), (height, side)):
         with pytest.raises(InputError, match="is symbolic: export at one image size; only the batch may be dynamic"):
             program(batch, *size)
+
+
+def test_fed_values_that_replace_nothing_are_refused() -> None:
+    def trace(fed: Any) -> Any:
+        return vit_jax.intermediates(vit_jax.ViT(PLAIN), vit_jax.init(PLAIN), random_images(PLAIN), fed)
+
+    messages = {
+        ("norms", "poll"): r"^fed names 'norms', 'poll', which .*; did you mean 'norm'\?",
+        ("blocks.0.sum",): r"^fed names 'blocks\.0\.sum', but not the same of all 2 blocks: feed all or none",
+        ("blocks.0.attn.weights", "blocks.1.attn.weights"): "^fed names 'weights', which no later operation reads: ",
+    }
+    for names, message in messages.items():
+        with pytest.raises(InputError, match=message):
+            jax.eval_shape(trace, dict.fromkeys(names, jnp.zeros(1)))
 
 
 def test_both_twins_have_the_same_intermediates() -> None:

@@ -131,6 +131,13 @@ def test_the_argument_train_overrides_the_mode() -> None:
     np.testing.assert_array_equal(model(images, train=False), model(images, train=False))
 
 
+def test_images_may_be_a_keyword_argument_in_either_mode() -> None:
+    model, images = vit_jax.nnx(NOISY, cached_params(PLAIN), rngs=nnx.Rngs(dropout=0)), random_images(PLAIN)
+    np.testing.assert_array_equal(model(images=images), model(images))
+    model.train()
+    assert not (model(images=images) == model(images=images)).all()
+
+
 def test_a_module_that_contains_it_sets_its_mode() -> None:
     class Outer(nnx.Module):
         def __init__(self) -> None:

@@ -19,6 +19,14 @@ from vit_spec import InputError, ViTConfig
 
 PLAIN = small_config(vit_spec.get("vit_s16"))
 RICH = small_config(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
+TABLE = small_config(vit_spec.get("beit_b16")).replace(tokens={"registers": 1})
+MLP = TABLE.replace(positions={"relative": "mlp", "relative_dim": 4})
+RELATIVE = {
+    "table": TABLE,
+    "shared table": TABLE.replace(positions={"relative_shared": True}),
+    "mlp": MLP,
+    "shared mlp": MLP.replace(positions={"relative_shared": True}),
+}
 DROPOUT = ("pos_drop", "attn_drop", "mlp_drop", "patch_drop", "drop_path")
 
 
@@ -193,13 +201,41 @@ def test_all_tensors_are_on_the_device_of_the_model(case: str, monkeypatch: pyte
     assert {tensor.device.type for tensor in found.values()} == {"meta"}
 
 
-def test_attention_maps_are_the_weights_of_the_heads() -> None:
-    model, x = vit_torch.ViT(RICH).double().eval(), images(RICH).double()
+@pytest.mark.parametrize("config", [RICH, *RELATIVE.values()], ids=["rotary", *RELATIVE])
+def test_attention_maps_are_the_weights_of_the_heads(config: ViTConfig) -> None:
+    model, x = vit_torch.ViT(config).double().eval(), images(config).double()
+    for name, parameter in model.named_parameters():
+        if "rel_pos" in name:
+            torch.nn.init.normal_(parameter)  # an initial table is zero
     _, found = vit_torch.intermediates(model, x)
     maps = vit_torch.attention_maps(model, x)
-    assert maps.shape == (2, RICH.num_heads, RICH.num_tokens, RICH.num_tokens)
+    assert maps.shape == (2, config.num_heads, config.num_tokens, config.num_tokens)
     heads = torch.einsum("bhts,bshd->bthd", maps, found["blocks.1.attn.v"])
     torch.testing.assert_close(heads, found["blocks.1.attn.heads"], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_activation_checkpointing_gives_the_same_gradients_with_fed_values(remat: Any) -> None:
+    fed = {f"blocks.{i}.sum": torch.randn(2, PLAIN.num_tokens, PLAIN.width) for i in range(PLAIN.depth)}
+    models = pair_of_models(PLAIN, vit_torch.Execution(remat=remat))
+    for model in models:
+        logits, _ = vit_torch.intermediates(model, images(PLAIN), fed)
+        logits.square().sum().backward()
+    for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        assert one.grad is None or torch.equal(one.grad, other.grad), name
+    assert models[0].blocks[1].mlp.fc1.weight.grad.any()
+
+
+def test_fed_values_that_replace_nothing_are_refused() -> None:
+    model, value = vit_torch.ViT(PLAIN, vit_torch.Execution(attention="explicit")).eval(), torch.zeros(1)
+    with pytest.raises(InputError, match=r"^fed names 'norms', 'poll', which .*; did you mean 'norm'\?$"):
+        vit_torch.intermediates(model, images(PLAIN), {"norms": value, "poll": value})
+    with pytest.raises(InputError, match=r"^fed names 'weights', which no later operation reads: "):
+        vit_torch.intermediates(model, images(PLAIN), {"blocks.0.attn.weights": value})
+    assert not any(module._forward_hooks or getattr(module, "on_intermediate", None) for module in model.modules())
+    with pytest.raises(InputError, match=r"^fed names 'blocks\.0\.attn\.scores', which this forward pass does not compute"):
+        vit_torch.intermediates(vit_torch.ViT(PLAIN).eval(), images(PLAIN), {"blocks.0.attn.scores": value})
 
 
 def test_reading_intermediates_leaves_the_model_unchanged() -> None:

@@ -114,6 +114,13 @@ def test_stochastic_depth_changes_the_loss_and_is_the_same_in_both_twins() -> No
     assert losses[0.0] != losses[0.6]
 
 
+def test_parallel_branches_have_one_mask_of_stochastic_depth() -> None:
+    config = CONFIG.replace(norms={"order": "parallel"})
+    inputs = PassInputs(as_checkpoint(perturbed_params(config), config, "jax"), random_images(config), 0, 0.6)
+    assert len(inputs.masks) == config.depth
+    assert TorchTwin(inputs).run(backward=False).values  # a mask that nothing reads would be refused
+
+
 def test_a_model_that_computes_nan_is_refused_in_one_line() -> None:
     params = perturbed_params(CONFIG)
     params["norm"]["scale"][0] = np.nan
