@@ -40,7 +40,8 @@ def flops(config: ViTConfig, image_size: ImageSize | None = None) -> int:
 
     A matrix costs 2 * its number of entries * the number of tokens it multiplies.  Attention between m queries and n keys
     costs 4 * m * n * heads * head_dim, for the two products q k^T and weights v.  A training step costs three times as
-    much: the backward pass has two products for each one of the forward pass.
+    much: the backward pass has two products for each one of the forward pass.  The resampling of a learned position table
+    to another grid is left out: it is computed once for a batch, not for each image.
 
     Kaplan et al., "Scaling Laws for Neural Language Models" (arXiv 2001.08361), table 1.  timm's tables give
     GMACs: half of this number, in billions.
@@ -156,4 +157,6 @@ def _count_multiplied_tokens(row: Row, config: ViTConfig, patches: int, tokens: 
         return patches
     if row.name == "attn_pool.kv.weight":
         return _count_pooled_tokens(config, patches, tokens)
-    return tokens if config.head.pool == "none" else 1  # layers after pooling multiply one token
+    if row.name == "pre_logits.weight" and config.tokens.distillation:  # for the class token and the distillation token
+        return 2
+    return tokens if config.head.pool == "none" else 1  # other layers after pooling multiply one token

@@ -77,6 +77,11 @@ def test_a_hidden_layer_before_the_head_multiplies_one_token():
     assert flops(SMALL.replace(head={"hidden": 9})) == flops(SMALL) - HEAD + 2 * (24 * 9 + 9 * 5)
 
 
+def test_the_hidden_layer_of_a_distilled_model_multiplies_two_tokens():
+    distilled = SMALL.replace(tokens={"distillation": True})
+    assert flops(distilled.replace(head={"hidden": 9})) == flops(distilled) - 2 * HEAD + 2 * 2 * (24 * 9 + 9 * 5)
+
+
 def test_without_pooling_the_head_multiplies_every_token():
     assert flops(SMALL.replace(head={"pool": "none"})) == flops(SMALL) + 6 * HEAD
 
