@@ -22,6 +22,7 @@ from vit_spec import (
     ViTConfig,
     get,
     names,
+    position_table,
 )
 from vit_spec.config import FIELDS, PARTS, coerce_field
 
@@ -161,6 +162,13 @@ def test_scale_is_the_inverse_root_of_head_dim_unless_given():
 
 def test_the_grid_is_rows_then_columns():
     assert SMALL.grid == (2, 3)
+
+
+@pytest.mark.parametrize("order", ["mae", "timm"])
+def test_a_width_of_4_has_the_sine_cosine_tables_of_mae_and_timm(order):
+    config = SMALL.replace(width=4, positions={"kind": "fixed", "table": f"sincos_2d_{order}"})
+    (table,) = position_table(config, config.grid)
+    assert table.shape[1] == 4 and np.isfinite(table).all()
 
 
 def test_padding_rounds_the_grid_up():
@@ -337,6 +345,17 @@ TOO_LARGE = [  # as a size, as an integer of more digits than Python prints by d
     ({"norms": {"eps": 10**400}}, "give a finite number"),
 ]
 
+OUTSIDE_FLOAT32 = [  # numbers that a model computes with become infinite or 0
+    ({"attention": {"scale": 1e300}}, "attention.scale is 1e+300: give a finite number, at most 3.4e+38"),
+    ({"norms": {"layer_scale": -1e39}}, "norms.layer_scale is -1e+39: give a finite number, at most 3.4e+38"),
+    ({"head": {"init": "constant(1e39)"}}, "head.init is 'constant(1e39)': its samples overflow float32; give numbers of"),
+    ({"head": {"init": "normal(1e38)"}}, "its samples overflow float32; give numbers of at most 3.4e+37"),
+    ({"tokens": {"init": "uniform(-2e38, 2e38)"}}, "its samples overflow float32; give numbers of at most 1.7e+38"),
+    ({"positions": {"table": "trunc_normal(1e300)"}}, "positions.table is 'trunc_normal(1e300)': its samples overflow"),
+    ({"pixels": {"std": (0.5, 0.5, 1e-320)}}, "1e-320): give positive numbers, at least 1.2e-38"),
+    ({"norms": {"eps": 1e-60}}, "norms.eps is 1e-60: give a positive number such as 1e-6, at least 1.2e-38"),
+]
+
 NO_CLASS_TOKEN = {"class_token": False}
 CONTRADICTIONS = [
     ({"image_size": (33, 47)}, "image size 33x47 is not a multiple of the patch size 16x16: resize images to 32x48"),
@@ -359,6 +378,7 @@ CONTRADICTIONS = [
         "positions.table is 'normal(0.02)': for positions.kind='fixed', give one of sincos_1d",
     ),
     ({"positions": {"table": "sincos_2d_mae"}, "width": 26}, "a 2-D sine-cosine table needs a multiple of 4"),
+    ({"positions": {"table": "sincos_2d_big_vision"}, "width": 4}, "and 'sincos_2d_big_vision' at least 8"),
     (
         {"positions": {"rotary": "axial"}, "width": 20},
         "head_dim is 10: positions.rotary needs a multiple of 4",
@@ -372,7 +392,7 @@ CONTRADICTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), WRONG_TYPES + OUT_OF_RANGE + CONTRADICTIONS, ids=str)
+@pytest.mark.parametrize(("change", "message"), WRONG_TYPES + OUT_OF_RANGE + OUTSIDE_FLOAT32 + CONTRADICTIONS, ids=str)
 def test_the_error_for_an_invalid_value_is_one_line_and_says_what_to_change(change, message):
     with pytest.raises(InputError) as refusal:
         SMALL.replace(**change)
@@ -391,6 +411,12 @@ def test_the_error_for_a_too_large_number_does_not_print_it(change, message):
 def test_a_size_that_is_not_a_multiple_of_the_patch_size_is_refused(size):
     with pytest.raises(InputError, match=r"is not a multiple of the patch size 16x16: resize images to \d+x\d+"):
         SMALL.grid_of(*size)
+
+
+@pytest.mark.parametrize("size", [(15, 32), (32, 15), (0, 32)])
+def test_a_size_smaller_than_a_patch_cannot_be_cropped(size):
+    with pytest.raises(InputError, match=r"is smaller than the patch size 16x16.*: resize images to at least 16x16$"):
+        SMALL.replace(tokens={"crop": True}).grid_of(*size)
 
 
 def test_a_model_with_relative_positions_refuses_images_of_another_size():
