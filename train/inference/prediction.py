@@ -188,39 +188,42 @@ def mean_of_views(task: Task, outputs: Any, views: int) -> Any:
 
 
 def named_predictions(task: Task, names: tuple[str, ...], output: Any, top: int) -> Predictions:
-    """Return the predictions of one image by name, rounded as they are printed, so that both twins print the same.
+    """Return the predictions of one image by name.
 
     classes: the `top` most probable, by softmax.    labels: those with a probability above 0.5, by sigmoid, whatever `top`
     is.    values: all.
+
+    The order is that of the outputs, as in `train.evaluate`; of equal outputs, the first class precedes.
 
     names: of the outputs.    output: (num_outputs,).
     """
     x = np.asarray(output, np.float64)
     if task == "values":
-        return [(name, float(f"{value:.4g}")) for name, value in zip(names, x, strict=True)]
-    if task == "classes":
-        probabilities = np.round(softmax(x), 4)
-        chosen = np.argsort(-probabilities, kind="stable")[:top].tolist()
-    else:
-        probabilities = np.round(sigmoid(x), 4)
-        chosen = [i for i in np.argsort(-probabilities, kind="stable") if probabilities[i] > 0.5]
+        return list(zip(names, x.tolist(), strict=True))
+    order = np.argsort(-x, kind="stable")
+    probabilities, chosen = (softmax(x), order[:top]) if task == "classes" else (sigmoid(x), order[x[order] > 0])
     return [(names[i], float(probabilities[i])) for i in chosen]
+
+
+def _round_for_file(value: float) -> float:
+    return float(f"{value:.7g}")  # float32 has no further digits
 
 
 def _as_json(image: str, task: Task, predictions: Predictions) -> dict[str, Any]:
     number = "value" if task == "values" else "probability"
-    return {"image": image, task: [{"name": name, number: value} for name, value in predictions]}
+    return {"image": image, task: [{"name": name, number: _round_for_file(value)} for name, value in predictions]}
 
 
 def _as_row(image: str, model: TrainedModel, output: Any, predictions: Predictions) -> dict[str, Any]:
     """Return the columns of a table: the most probable classes, or the probability or value of every label or value."""
     if model.task == "classes":
-        numbered = enumerate(predictions, 1)
-        columns = {f"{what}_{i}": x for i, each in numbered for what, x in zip(("class", "probability"), each, strict=True)}
+        columns: dict[str, str | float] = {}
+        for i, (name, probability) in enumerate(predictions, 1):
+            columns |= {f"class_{i}": name, f"probability_{i}": _round_for_file(probability)}
         return {"image": image, **columns}
     x = np.asarray(output, np.float64)
-    numbers = [f"{value:.7g}" for value in (x if model.task == "values" else sigmoid(x))]
-    return {"image": image, **dict(zip(model.names, map(float, numbers), strict=True))}
+    numbers = map(_round_for_file, x if model.task == "values" else sigmoid(x))
+    return {"image": image, **dict(zip(model.names, numbers, strict=True))}
 
 
 def _print_predictions(image: str, task: Task, predictions: Predictions, as_json: bool) -> None:
