@@ -546,6 +546,8 @@ def test_predictions_of_several_views_are_the_mean(task: str, tta: str, album: P
         (["{album}", "--features", "f.csv"], "give a name that ends in .npy or .parquet"),
         (["{album}", "--features", "f.npy", "--out", "p.csv"], "leave --out out"),
         (["{album}", "--features", "f.npy", "--maps", "m.png"], "leave --maps out"),
+        (["{album}", "--features", "f.npy", "--json"], "leave --json out"),
+        (["{album}", "--features", "f.npy", "--top", "5"], "leave --top out"),
         (["{album}", "--maps", "m.png", "--tta", "flip"], "leave --tta out"),
         (["{album}/*.gif"], "no file matches"),
         (["@{album}/none.txt"], "cannot be read"),

@@ -32,6 +32,7 @@ from train.recipes import Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
 BATCH_SIZE, LARGE_BATCH_SIZE = 8, 32  # attention weights of larger batches need much memory
+NUM_PRINTED = 5  # classes of an image, without --top
 MAX_NAMES_BYTES = 1 << 24  # of a file of class names: 21,843 names take 0.5 MB
 MAX_NAME_LENGTH = 20  # characters of a name that fit above an image
 
@@ -99,8 +100,10 @@ def _check_outputs(args: argparse.Namespace, paths: Sequence[Path]) -> list[Path
     """Check the files to write before any image is decoded, and return them."""
     inputs = [*paths, Path(args.weights), *([Path(args.classes)] if args.classes else [])]
     inputs += [Path(each[1:]) for each in args.images if each.startswith("@")]
-    if args.features and (args.out or args.maps):
-        raise InputError(f"--features writes no predictions: leave {'--out' if args.out else '--maps'} out")
+    if args.features:
+        for option in ("out", "maps", "json", "top"):
+            if getattr(args, option):
+                raise InputError(f"--features writes no predictions: leave --{option} out")
     if args.maps and args.tta != "none":
         raise InputError("--maps shows one view of an image: leave --tta out")
     outputs = []
@@ -132,7 +135,7 @@ def _writer(args: argparse.Namespace) -> Iterator[Callable[[TrainedModel, str, A
     with open_rows(Path(args.out), force=args.force) if args.out else nullcontext() as write_row:
 
         def write(model: TrainedModel, image: str, output: Any) -> Predictions:
-            predictions = named_predictions(model.task, model.names, output, args.top)
+            predictions = named_predictions(model.task, model.names, output, args.top or NUM_PRINTED)
             if write_row is None:
                 _print_predictions(image, model.task, predictions, args.json)
             elif Path(args.out).suffix.lower() == ".jsonl":
