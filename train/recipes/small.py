@@ -13,7 +13,7 @@ def tiny(data: DataInfo = IMAGENET) -> Recipe:
 
     python -m train.jax --config tiny
 
-    Hardware: 2 cores of an AMD EPYC. Time: 30 s. Held-out accuracy: 97.2 % (seed 0).
+    Hardware: 2 cores of an AMD EPYC. Time: 30 s. Held-out accuracy: 96.4 % (seed 0), in JAX and in PyTorch.
     """
     shape = ("patch_size=2", "width=64", "depth=4", "num_heads=4", "mlp_dim=256")
     return Recipe(
