@@ -39,8 +39,8 @@ def _parser() -> Parser:
     add_arguments(parser)
     text = "an image (JPEG, PNG, WebP, BMP, GIF or TIFF), a folder, a pattern such as 'photos/**/*.jpg', or @FILE, a list"
     parser.add_argument("images", metavar="IMAGE", nargs="+", help=text)
-    text = "number of classes to print; by default 5"
-    parser.add_argument("--top", type=parse_count("classes"), default=5, metavar="N", help=text)
+    text = "number of classes to print or write; by default 5"
+    parser.add_argument("--top", type=parse_count("classes"), metavar="N", help=text)
     text = "names of the classes, one per line; by default those in RUN_OR_FILE, or numbers"
     parser.add_argument("--classes", metavar="FILE", help=text)
     text = "write the predictions to a file instead of printing them: a .csv, .jsonl or .parquet file"

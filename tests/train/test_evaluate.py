@@ -20,7 +20,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
 import vit_spec
-from parity.checkpoints.conversion import parameter
+from parity.checkpoints.conversion import parameter, replace_parameters
 from parity.checkpoints.surgery import drop_head
 from parity.checkpoints.writing import write
 from parity.comparison import reproducible_init
@@ -34,6 +34,7 @@ from train.inference import probes
 from train.inference.model import load_predictor, load_trained_model, predict_all
 from train.loop.metrics import compute_metrics
 from train.loop.run_folder import RunFolder
+from train.predict import main as predict
 from train.recipes import Recipe
 from vit_spec import InputError
 
@@ -607,6 +608,24 @@ def test_outputs_are_matched_with_classes_by_name(named: Path, evaluate: Main, t
     images = np.stack([np.asarray(Image.open(row["image"]))[..., None] for row in rows])
     expected = load_predictor(loaded.checkpoint, "torch").predict(images).argmax(1)
     assert [row["predicted"] for row in rows] == [("quince", "apple", "fig")[i] for i in expected]
+
+
+def test_predict_and_evaluate_give_every_image_the_same_class(
+    evaluate: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = reproducible_init.weights(CONFIG, 0)
+    flat = {name: parameter(checkpoint, name) * np.float32(1e-4) for name in ("head.weight", "head.bias")}
+    names = [f"{i:03}" for i in range(10)]
+    weights = replace(replace_parameters(checkpoint, CONFIG, flat), labels=tuple(names))
+    write(weights, tmp_path / "flat.safetensors", "jax")
+    data = make_photos(tmp_path / "photos", names)
+    evaluate(tmp_path / "flat.safetensors", "--data", data, "--out", tmp_path / "out", "--resamples", 2)
+    rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").read_text().splitlines()))
+    command = [str(tmp_path / "flat.safetensors"), *(row["image"] for row in rows), "--twin", "torch", "--json"]
+    assert predict(command) == 0
+    printed = [json.loads(line)["classes"] for line in capsys.readouterr().out.splitlines()]
+    assert len({round(each["probability"], 4) for image in printed for each in image}) == 1  # differ in further digits
+    assert [row["predicted"] for row in rows] == [image[0]["name"] for image in printed]
 
 
 def test_data_may_lack_classes_of_the_head_but_have_no_others(

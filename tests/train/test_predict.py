@@ -33,7 +33,7 @@ from train.inference.prediction_files import open_features, open_rows
 from train.inference.report import Report
 from train.loop.run_folder import RunFolder
 from train.predict import main
-from train.recipes import Recipe
+from train.recipes import Recipe, Task
 from vit_spec import ViTConfig
 
 DATA = ROOT.parent / "shared" / "data"
@@ -130,8 +130,7 @@ def test_probabilities_are_the_softmax_of_the_preprocessed_image(run: Path, phot
     expected = x / x.sum(1, keepdims=True)
     for row, printed in zip(expected, parse_json_lines(predict(run, *photos, "--json")), strict=True):
         probabilities = {each["name"]: each["probability"] for each in printed["classes"]}
-        # They are printed with 4 decimals.
-        assert probabilities == {name: pytest.approx(p, abs=6e-5) for name, p in zip(CLASS_NAMES, row, strict=True)}
+        assert probabilities == {name: pytest.approx(p, rel=1e-5) for name, p in zip(CLASS_NAMES, row, strict=True)}
 
 
 def test_the_top_classes_are_printed_most_probable_first(run: Path, photos: list[str], predict: Main) -> None:
@@ -141,7 +140,17 @@ def test_the_top_classes_are_printed_most_probable_first(run: Path, photos: list
 
 
 def test_labels_with_a_probability_above_one_half_are_printed() -> None:
-    assert named_predictions("labels", CLASS_NAMES, [-3.0, 0.1, 2.0], 1) == [("quince", 0.8808), ("fig", 0.525)]
+    found = named_predictions("labels", CLASS_NAMES, [-3.0, 0.1, 2.0], 1)
+    assert found == [("quince", pytest.approx(0.880797, abs=1e-6)), ("fig", pytest.approx(0.524979, abs=1e-6))]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_classes_and_labels_are_chosen_by_outputs_that_are_not_rounded(size: float) -> None:
+    def chosen(task: Task, output: list[float]) -> list[str]:
+        return [name for name, _ in named_predictions(task, tuple("abcde"), np.multiply(size, output), 5)]
+
+    assert chosen("classes", [-16.0, -12.0, 20.0, -8.0, -12.0]) == ["c", "d", "b", "e", "a"]  # at 1.0, only c is above 1e-4
+    assert chosen("labels", [-1.0, 1.0, 20.0, 0.0, 3.0]) == ["c", "e", "b"]
 
 
 def test_an_image_without_any_label_is_reported(tmp_path: Path, photos: list[str], predict: Main) -> None:
@@ -153,8 +162,14 @@ def test_an_image_without_any_label_is_reported(tmp_path: Path, photos: list[str
     assert predict(run, photos[0]) == f"{photos[0]}\n  no label with a probability above 0.5\n"
 
 
-def test_values_have_four_digits() -> None:
-    assert named_predictions("values", ("age",), [61.23456], 5) == [("age", 61.23)]
+def test_values_are_printed_with_four_digits_and_written_with_7(tmp_path: Path, photos: list[str], predict: Main) -> None:
+    run = make_run(tmp_path / "run", task="values")
+    [written] = parse_json_lines(predict(run, photos[0], "--json"))
+    pixels = np.asarray(resize_and_center_crop(Image.open(photos[0]), (8, 8)))[None]
+    values = [each["value"] for each in written["values"]]
+    assert values == pytest.approx(torch_logits(run, pixels)[0].tolist(), rel=1e-6)
+    printed = [float(line.split()[1]) for line in predict(run, photos[0]).splitlines()[1:]]
+    assert printed == [float(f"{value:.4g}") for value in values]
 
 
 def test_a_single_value_is_called_value(tmp_path: Path, photos: list[str], predict: Main) -> None:
@@ -521,7 +536,7 @@ def test_predictions_of_several_views_are_the_mean(task: str, tta: str, album: P
     [row] = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
     if task == "classes":
         row = {row[f"class_{i}"]: row[f"probability_{i}"] for i in (1, 2, 3)}
-    assert [float(row[name]) for name in CLASS_NAMES] == pytest.approx(x.mean(0).tolist(), abs=6e-5)
+    assert [float(row[name]) for name in CLASS_NAMES] == pytest.approx(x.mean(0).tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -531,6 +546,8 @@ def test_predictions_of_several_views_are_the_mean(task: str, tta: str, album: P
         (["{album}", "--features", "f.csv"], "give a name that ends in .npy or .parquet"),
         (["{album}", "--features", "f.npy", "--out", "p.csv"], "leave --out out"),
         (["{album}", "--features", "f.npy", "--maps", "m.png"], "leave --maps out"),
+        (["{album}", "--features", "f.npy", "--json"], "leave --json out"),
+        (["{album}", "--features", "f.npy", "--top", "5"], "leave --top out"),
         (["{album}", "--maps", "m.png", "--tta", "flip"], "leave --tta out"),
         (["{album}/*.gif"], "no file matches"),
         (["@{album}/none.txt"], "cannot be read"),

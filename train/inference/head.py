@@ -148,8 +148,7 @@ def prediction_table(
     outputs: (N, outputs) of the model.    targets: (N,) classes, or (N, outputs).
     """
     if task == "classes":
-        p = softmax(np.asarray(outputs, np.float64))
-        answers = p.argmax(1)
+        p, answers = softmax(np.asarray(outputs, np.float64)), outputs.argmax(1)
         columns = zip(images, targets.tolist(), answers.tolist(), p.max(1).tolist(), strict=True)
         rows = ([image, names[target], names[answer], round(q, 6)] for image, target, answer, q in columns)
         return ["image", "class", "predicted", "probability"], rows
@@ -171,15 +170,15 @@ def worst_mistakes(task: Task, outputs: Array, targets: ModelTargets, names: Seq
     x = np.asarray(outputs, np.float64)
     if task == "classes":
         p = softmax(x)
-        answers, wrongness = p.argmax(1), np.where(p.argmax(1) == targets, -1, p.max(1))
-        rows = _largest(wrongness)
+        answers = x.argmax(1)
+        rows = _largest(np.where(answers == targets, -1, p.max(1)))
         return rows, [
             f"{shorten_name(names[targets[i]])}\npredicted {shorten_name(names[answers[i]])}, {p[i].max():.0%}"
             for i in rows
         ]
     if task == "labels":
         p = sigmoid(x)
-        wrong = np.where((p > 0.5) == (targets > 0.5), -1, np.abs(p - 0.5))
+        wrong = np.where((x > 0) == (targets > 0.5), -1, np.abs(p - 0.5))
         worst, rows = wrong.argmax(1), _largest(wrong.max(1))
         which = [(i, worst[i]) for i in rows]
         return rows, [

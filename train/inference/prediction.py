@@ -32,6 +32,7 @@ from train.recipes import Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
 BATCH_SIZE, LARGE_BATCH_SIZE = 8, 32  # attention weights of larger batches need much memory
+NUM_PRINTED = 5  # classes of an image, without --top
 MAX_NAMES_BYTES = 1 << 24  # of a file of class names: 21,843 names take 0.5 MB
 MAX_NAME_LENGTH = 20  # characters of a name that fit above an image
 
@@ -99,8 +100,10 @@ def _check_outputs(args: argparse.Namespace, paths: Sequence[Path]) -> list[Path
     """Check the files to write before any image is decoded, and return them."""
     inputs = [*paths, Path(args.weights), *([Path(args.classes)] if args.classes else [])]
     inputs += [Path(each[1:]) for each in args.images if each.startswith("@")]
-    if args.features and (args.out or args.maps):
-        raise InputError(f"--features writes no predictions: leave {'--out' if args.out else '--maps'} out")
+    if args.features:
+        for option in ("out", "maps", "json", "top"):
+            if getattr(args, option):
+                raise InputError(f"--features writes no predictions: leave --{option} out")
     if args.maps and args.tta != "none":
         raise InputError("--maps shows one view of an image: leave --tta out")
     outputs = []
@@ -132,7 +135,7 @@ def _writer(args: argparse.Namespace) -> Iterator[Callable[[TrainedModel, str, A
     with open_rows(Path(args.out), force=args.force) if args.out else nullcontext() as write_row:
 
         def write(model: TrainedModel, image: str, output: Any) -> Predictions:
-            predictions = named_predictions(model.task, model.names, output, args.top)
+            predictions = named_predictions(model.task, model.names, output, args.top or NUM_PRINTED)
             if write_row is None:
                 _print_predictions(image, model.task, predictions, args.json)
             elif Path(args.out).suffix.lower() == ".jsonl":
@@ -188,39 +191,42 @@ def mean_of_views(task: Task, outputs: Any, views: int) -> Any:
 
 
 def named_predictions(task: Task, names: tuple[str, ...], output: Any, top: int) -> Predictions:
-    """Return the predictions of one image by name, rounded as they are printed, so that both twins print the same.
+    """Return the predictions of one image by name.
 
     classes: the `top` most probable, by softmax.    labels: those with a probability above 0.5, by sigmoid, whatever `top`
     is.    values: all.
+
+    The order is that of the outputs, as in `train.evaluate`; of equal outputs, the first class precedes.
 
     names: of the outputs.    output: (num_outputs,).
     """
     x = np.asarray(output, np.float64)
     if task == "values":
-        return [(name, float(f"{value:.4g}")) for name, value in zip(names, x, strict=True)]
-    if task == "classes":
-        probabilities = np.round(softmax(x), 4)
-        chosen = np.argsort(-probabilities, kind="stable")[:top].tolist()
-    else:
-        probabilities = np.round(sigmoid(x), 4)
-        chosen = [i for i in np.argsort(-probabilities, kind="stable") if probabilities[i] > 0.5]
+        return list(zip(names, x.tolist(), strict=True))
+    order = np.argsort(-x, kind="stable")
+    probabilities, chosen = (softmax(x), order[:top]) if task == "classes" else (sigmoid(x), order[x[order] > 0])
     return [(names[i], float(probabilities[i])) for i in chosen]
+
+
+def _round_for_file(value: float) -> float:
+    return float(f"{value:.7g}")  # float32 has no further digits
 
 
 def _as_json(image: str, task: Task, predictions: Predictions) -> dict[str, Any]:
     number = "value" if task == "values" else "probability"
-    return {"image": image, task: [{"name": name, number: value} for name, value in predictions]}
+    return {"image": image, task: [{"name": name, number: _round_for_file(value)} for name, value in predictions]}
 
 
 def _as_row(image: str, model: TrainedModel, output: Any, predictions: Predictions) -> dict[str, Any]:
     """Return the columns of a table: the most probable classes, or the probability or value of every label or value."""
     if model.task == "classes":
-        numbered = enumerate(predictions, 1)
-        columns = {f"{what}_{i}": x for i, each in numbered for what, x in zip(("class", "probability"), each, strict=True)}
+        columns: dict[str, str | float] = {}
+        for i, (name, probability) in enumerate(predictions, 1):
+            columns |= {f"class_{i}": name, f"probability_{i}": _round_for_file(probability)}
         return {"image": image, **columns}
     x = np.asarray(output, np.float64)
-    numbers = [f"{value:.7g}" for value in (x if model.task == "values" else sigmoid(x))]
-    return {"image": image, **dict(zip(model.names, map(float, numbers), strict=True))}
+    numbers = map(_round_for_file, x if model.task == "values" else sigmoid(x))
+    return {"image": image, **dict(zip(model.names, numbers, strict=True))}
 
 
 def _print_predictions(image: str, task: Task, predictions: Predictions, as_json: bool) -> None:

@@ -41,13 +41,17 @@ class Model:
 
     name: str = "vit_s16"
     """A named model; `python -m parity models` lists them."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels that images are resized to. None: chosen to suit the data."""
+    image_size: tuple[int, int] | int | None = None
+    """Height and width in pixels that images are resized to; one integer for a square. None: chosen to suit the data."""
     in_channels: int | None = None
     """1 for grey, 3 for colour. None: the same as the data."""
     changes: tuple[str, ...] = ()
     """Overrides of other fields of the model's config, in addition to the recipe's own: depth=4 head.pool=mean
     regularisation.drop_path=0.1"""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.image_size, int):
+            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
 
 
 @dataclass(frozen=True, kw_only=True)

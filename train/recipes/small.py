@@ -13,7 +13,7 @@ def tiny(data: DataInfo = IMAGENET) -> Recipe:
 
     python -m train.jax --config tiny
 
-    Hardware: 2 cores of an AMD EPYC. Time: 30 s. Held-out accuracy: 97.2 % (seed 0).
+    Hardware: 2 cores of an AMD EPYC. Time: 30 s. Held-out accuracy: 96.4 % (seed 0), in JAX and in PyTorch.
     """
     shape = ("patch_size=2", "width=64", "depth=4", "num_heads=4", "mlp_dim=256")
     return Recipe(
@@ -41,7 +41,8 @@ def tiny_values(data: DataInfo = IMAGENET) -> Recipe:
 
     python -m train.jax --config tiny_values
 
-    Hardware: 2 cores of an AMD EPYC. Time: 35 s. Held-out error: 0.66, R2 0.853 (seed 0).
+    Hardware: 2 cores of an AMD EPYC. Time: 35 s. Held-out error: 0.75, R2 0.815 (seed 0); in PyTorch 0.73
+    and 0.818.
     """
     return replace(tiny(data), task="values")
 

@@ -149,7 +149,8 @@ def import_attribute(module_name: str, path: str, what: str) -> Any:
         raise InputError(f"{what}: importing {module_name} raised {first_line(error)}") from None
     for word in path.split("."):
         if not hasattr(found, word):
-            names = [name for name in dir(found) if not name.startswith("_")]
+            # Static: the attributes of a module that imports lazily may not be importable.
+            names = [name for name in dir(found) if callable(inspect.getattr_static(found, name, None)) and name[0] != "_"]
             raise InputError(f"{what}: {module_name} has no {word}{nearest(word, names) or ': check the name'}")
         found = getattr(found, word)
     return found

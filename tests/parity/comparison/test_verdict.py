@@ -109,6 +109,7 @@ def test_unequal_weights_fail_without_a_failed_check(run: Any) -> None:
         ("other_width", "the comparison raised "),
         ("np.pi", "is a float: name a function that returns the models"),
         ("pear", "has no pear; did you mean 'pair'?"),
+        ("flex", "has no flex: check the name"),  # flax is a module
         ("pair()", "does not name a function: write it as package.module:function"),
     ],
 )

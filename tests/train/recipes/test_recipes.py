@@ -229,7 +229,7 @@ INVALID = {
     "--decay linear": "--decay is 'linear': give one of cosine, constant, rsqrt\n",
     "--accumulate 0": "--accumulate is 0: give a positive number of parts",
     "--ema 1": "--ema is 1: give a number from 0 up to 1",
-    "--model.image-size 3": "--model.image-size is '3': give 2 values, each an integer, or None",
+    "--model.image-size 3 3 3": "--model.image-size is '3 3 3': give an integer, or 2 values, each an integer, or None",
     "--seed seven": "--seed is 'seven': give an integer",
     "--seed": "argument --seed: expected one argument",
     "tiny": "unrecognized arguments: tiny",
@@ -309,9 +309,9 @@ def test_with_init_only_the_regularisation_of_a_recipes_model_changes_applies() 
 def test_with_init_the_weights_keep_their_image_size_unless_another_is_given() -> None:
     sizes = [
         parse_request("train.jax", ["--config", "cifar10", "--init", "weights.safetensors", *more]).recipe.model.image_size
-        for more in ([], ["--model.image-size", "64", "64"])
+        for more in ([], ["--model.image-size", "64", "48"], ["--model.image-size", "64"])
     ]
-    assert sizes == [None, (64, 64)] and RECIPES["cifar10"](IMAGENET).model.image_size == (36, 36)
+    assert sizes == [None, (64, 48), (64, 64)] and RECIPES["cifar10"](IMAGENET).model.image_size == (36, 36)
 
 
 def test_each_command_of_a_recipe_is_one_line_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
