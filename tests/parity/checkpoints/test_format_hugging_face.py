@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 import parity
 import vit_spec
 from parity.checkpoints.conversion import converted_arrays
-from parity.checkpoints.formats import get
+from parity.checkpoints.formats import get, hf_beit, hf_clip, hf_dinov2, hf_dinov3, hf_siglip, hf_vit
 from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig
@@ -338,6 +338,25 @@ def test_config_json_determines_the_whole_config(tmp_path, name, changes):
     remove_metadata(tmp_path / "out")
     found = parity.load(tmp_path / "out").config
     assert found == config.replace(resampling=found.resampling)  # which config.json does not state
+
+
+@pytest.mark.parametrize("module", [hf_beit, hf_clip, hf_dinov2, hf_dinov3, hf_siglip, hf_vit], ids=lambda each: each.NAME)
+def test_every_field_with_a_default_changes_the_config_or_is_refused(tmp_path, module):
+    """A field that is accepted and not read would give a model that computes another function."""
+    config = BARE.replace(head={"hidden": 12}) if module is hf_vit else CONFIGS[module.NAME]
+    write(random_checkpoint(config), f"{tmp_path / 'out'}/", module.NAME)
+    remove_metadata(tmp_path / "out")
+    path, ignored = tmp_path / "out" / "config.json", []
+    content, expected = json.loads(path.read_text()), parity.load(tmp_path / "out").config
+    for field, default in module.DEFAULTS.items():
+        value = content.get(field, default)
+        other = "relu" if isinstance(value, str) else not value if isinstance(value, bool) else 2 * value
+        path.write_text(json.dumps({**content, field: other}))
+        try:
+            ignored += [field] if parity.load(tmp_path / "out").config == expected else []
+        except InputError:
+            continue
+    assert ignored == []
 
 
 @pytest.mark.parametrize(("model_type", "name"), [("beit", "BeitModel"), ("data2vec-vision", "Data2VecVisionModel")])
