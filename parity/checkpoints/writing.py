@@ -144,7 +144,8 @@ def write(
         progress: function of the bytes done and the bytes in total; the bytes read back count too.
 
     Raises:
-        InputError: the path cannot be written to, the format cannot store the config, or the weights do not match it.
+        InputError: the path cannot be written to, the format cannot store the config, the weights do not match it, or a
+            finite entry is beyond the range of `dtype`.
     """
     slash, path, format = str(path).endswith("/"), Path(path), get(to)
     # First the plan: the JSON files of a library are made only of a config that its format can store.
