@@ -677,6 +677,21 @@ def test_vision_config_dict_replaces_vision_config_with_its_defaults(tmp_path):
     assert (config.mlp.activation, config.norms.eps) == ("quick_gelu", 1e-5)
 
 
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_fields_outside_of_the_vision_config_of_two_towers_are_refused_without_one(tmp_path, name):
+    """They were not read, and the model had the default of 12 heads."""
+    write(random_checkpoint(CONFIGS[f"hf-{name}"]), f"{tmp_path / 'out'}/", f"hf-{name}")
+    remove_metadata(tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    content = json.loads(path.read_text()) | {"architectures": None}
+    path.write_text(json.dumps({**content, "model_type": name}))
+    words = f"type '{name}', which has two towers, but has .*hidden_size.* of vision_config: give model_type '{name}_vision"
+    with pytest.raises(InputError, match=words):
+        parity.load(tmp_path / "out")
+    path.write_text(json.dumps({"model_type": name, "vision_config": content}))
+    assert parity.load(tmp_path / "out").config.num_heads == 3
+
+
 def test_a_decoder_that_is_not_that_of_mae_is_refused(tmp_path):
     path = file_without_metadata(
         tmp_path, CONFIGS["hf-vit-mae"], "hf-vit-mae", "vit.", **{"decoder.2.weight": np.ones(3, np.float32)}
