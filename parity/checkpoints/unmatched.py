@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
-from parity.checkpoints.format_matching import Match, join_keys
+from parity.checkpoints.format_matching import Match
 from parity.checkpoints.formats import Format, formats, get
 from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.unreadable import describe_reparametrized, describe_unreadable
-from parity.checkpoints.wrappers import CLASSIFIERS, unknown_prefix
+from parity.checkpoints.wrappers import CLASSIFIERS
 from vit_spec import InputError
 
 
@@ -19,6 +19,7 @@ def raise_unmatched(
     arrays: Mapping[KeyPath, StoredArray],
     notes: Mapping[str, Any],
     name: str | None,
+    strip_hint: str,
 ) -> NoReturn:
     """Raise the error for a checkpoint that is in no format.
 
@@ -28,6 +29,7 @@ def raise_unmatched(
         arrays: all arrays of the file.
         notes: the metadata of the file, and the parsed JSON files beside it, by their names.
         name: the name of the format that the user gave; None for any.
+        strip_hint: the options that read a model within the file; "" if there are none.
 
     Raises:
         InputError: always.
@@ -41,10 +43,14 @@ def raise_unmatched(
     for match in matches[:1]:
         if match.format.matches_config_file(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
             match.format.stated_fields(match.evidence)  # raises the error about the config file, which says more
-    raise InputError(_describe_nearest(matches, arrays) if matches else _describe_unknown_keys(arrays, notes, name))
+    raise InputError(
+        _describe_nearest(matches, arrays) if matches else _describe_unknown_keys(arrays, notes, name, strip_hint)
+    )
 
 
-def _describe_unknown_keys(arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any], name: str | None) -> str:
+def _describe_unknown_keys(
+    arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any], name: str | None, strip_hint: str
+) -> str:
     """Return the message for a file without a patch projection of any format."""
     keys = ["/".join(words) for words in arrays]
     if empty := [key for key, array in zip(keys, arrays.values(), strict=True) if not array.size]:
@@ -62,9 +68,8 @@ def _describe_unknown_keys(arrays: Mapping[KeyPath, StoredArray], notes: Mapping
     if name and (definition := get(name).definition):
         [projection, *_] = get(name).table_layouts("")[PROJECTION]
         return f"no key {projection.key} ({definition.place(PROJECTION)}) among {some}: correct it, or add `strip:`"
-    for separator in dict.fromkeys(get(each).separator for each in ([name] if name else formats())):
-        if prefix := unknown_prefix(join_keys(arrays, separator), separator):
-            return f"{which}: {some}; --strip {prefix} reads the model that begins there"
+    if strip_hint:
+        return f"{which}: {some}; {strip_hint} reads the model that begins there"
     return f"{which}: {some or 'there are none'}; `python -m parity formats` lists the formats and where their keys are"
 
 
