@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.format_matching import Match
-from parity.checkpoints.formats import Format, formats, get
+from parity.checkpoints.formats import Format, formats, get, timm_arguments
 from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.unreadable import describe_reparametrized, describe_unreadable
 from parity.checkpoints.wrappers import CLASSIFIERS
@@ -62,6 +62,8 @@ def _describe_unknown_keys(
     for file in {get(each).config_file: None for each in formats()}:
         if config := notes.get(file):
             kind = next((word for word in ("model_type", "architecture") if word in config), "")
+            if kind == "architecture":
+                timm_arguments.config_fields(config, 0)  # raises the error about an architecture that cannot be read
             what = f"is of {kind} {config[kind]!r}, which" if kind else "describes a model that"
             return f"its {file} {what} has other keys than {some}: give the {file} of these weights"
     which = f"format {name!r} has no such keys" if name else "no format has such keys"
