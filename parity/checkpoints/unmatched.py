@@ -80,6 +80,10 @@ def _describe_nearest(matches: Sequence[Match], arrays: Mapping[KeyPath, StoredA
     best = _nearest(matches)
     if what := _replaced_classifier(best):
         return what
+    leading = {array.shape[:1] for array in arrays.values() if array.size}
+    is_replicated = len(arrays) > 1 and len(leading) == 1 and leading != {()}
+    if not is_replicated and (what := _other_projection(best)):
+        return what
     shown = "; ".join(map(str, best.mismatches[:20])) + (
         f"; and {len(best.mismatches) - 20} more" if len(best.mismatches) > 20 else ""
     )
@@ -87,13 +91,27 @@ def _describe_nearest(matches: Sequence[Match], arrays: Mapping[KeyPath, StoredA
     remedy = remove if _unexpected(best) else "Fetch or save the weights again"
     if best.format.definition:
         remedy = f"Correct {best.format.definition.source}, or fetch or save the weights again"
-    leading = {array.shape[:1] for array in arrays.values() if array.size}
-    if len(arrays) > 1 and len(leading) == 1 and (length := next(iter(leading))):
+    if is_replicated:
         remedy = (
-            f"Every array begins with an axis of length {length[0]}, as those that jax.pmap replicates: save one of the "
-            "replicas, jax.tree.map(lambda x: x[0], params)"
+            f"Every array begins with an axis of length {leading.pop()[0]}, as those that jax.pmap replicates: save one of "
+            "the replicas, jax.tree.map(lambda x: x[0], params)"
         )
     return f"these weights match no known format; the nearest is {best.format.name}, except for {shown}. {remedy}"
+
+
+def _other_projection(match: Match) -> str:
+    """Return what the patches of another kind of model are, as the shape of its patch projection shows; else ""."""
+    projections = {layout.key for layout in match.format.table_layouts(match.format.variant)[PROJECTION]}
+    for key in [each.key for each in match.mismatches if each.kind == "misshapen" and each.key in projections]:
+        shape = match.arrays[key].shape
+        if len(shape) == 5:
+            return f"{key} has the shape {shape}, of patches of several frames: it is a model of videos, and cannot be read"
+        if len(shape) == 2 and not match.format.definition:
+            return (
+                f"{key} has the shape {shape}, of a layer for flattened patches, as in SigLIP 2 with a flexible resolution "
+                f"(NaFlex): it is another model than {match.format.name}, and cannot be read"
+            )
+    return ""
 
 
 def _replaced_classifier(match: Match) -> str:

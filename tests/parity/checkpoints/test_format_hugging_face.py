@@ -692,6 +692,33 @@ def test_fields_outside_of_the_vision_config_of_two_towers_are_refused_without_o
     assert parity.load(tmp_path / "out").config.num_heads == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "shape", "words"),
+    [
+        ("hf-vit", "vit.embeddings.patch_embeddings.projection.weight", (12, 3, 2, 4, 4), "it is a model of videos"),
+        (
+            "hf-siglip",
+            "vision_model.embeddings.patch_embedding.weight",
+            (12, 48),
+            r"flattened patches, as in .* \(NaFlex\)",
+        ),
+    ],
+)
+def test_the_projection_of_another_kind_of_model_is_named(tmp_path, name, key, shape, words):
+    """The file is whole: to fetch it again is no advice."""
+    path = file_without_metadata(tmp_path, CONFIGS[name], name, **{key: np.zeros(shape, np.float32)})
+    with pytest.raises(InputError, match=words) as caught:
+        parity.load(path, given=HEADS)
+    assert key.rpartition("vit.")[2] in str(caught.value) and "again" not in str(caught.value)
+
+
+def test_a_siglip_without_its_attention_pooling_is_named(tmp_path):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-siglip"], "hf-siglip")
+    save_file({key: array for key, array in load_file(path).items() if ".head." not in key}, path)
+    with pytest.raises(InputError, match=r"no head\.probe: only SigLIP with its attention pooling is supported"):
+        parity.load(path, given=HEADS)
+
+
 def test_a_decoder_that_is_not_that_of_mae_is_refused(tmp_path):
     path = file_without_metadata(
         tmp_path, CONFIGS["hf-vit-mae"], "hf-vit-mae", "vit.", **{"decoder.2.weight": np.ones(3, np.float32)}
