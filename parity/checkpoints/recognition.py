@@ -222,7 +222,8 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
         )
     if kind and kind not in known:
         raise InputError(
-            f"its config.json is of model_type {kind!r}, which is not a known ViT; known are {', '.join(known)}"
+            f"its config.json is of model_type {kind!r}, which is not a known ViT; known are {', '.join(known)}: if a ViT "
+            f"is a part of it, move the weights away from config.json"
         )
     if not config:
         raise InputError(f"its {files[0]} is not for format {name!r}: leave --from out, or move the weights away from it")

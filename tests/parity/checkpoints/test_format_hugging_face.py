@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -666,6 +667,23 @@ def test_a_layer_named_as_a_text_tower_is_an_assumption_beside_a_class_without_o
     assert key.partition(".")[0] in {each.field for each in parity.load(path).assumed}
     write_config_json(tmp_path, model_type="siglip", architectures=["SiglipModel"], vision_config=fields)
     assert key.partition(".")[0] not in {each.field for each in parity.load(path).assumed}
+
+
+def test_a_vit_within_a_model_of_another_type_is_read_away_from_its_config_json(tmp_path):
+    """As the vision tower of a LLaVA: the messages lead to it."""
+    language = {"lm_head.weight": np.ones((3, 3), np.float32), "model.language_model.norm.weight": np.ones(3, np.float32)}
+    prefix = "model.vision_tower."
+    path = file_without_metadata(tmp_path, CONFIGS["hf-clip"], "hf-clip:v5", prefix, **language)
+    write_config_json(tmp_path, model_type="llava", vision_config={"model_type": "clip_vision_model"})
+    with pytest.raises(InputError, match=r"'llava', .* a ViT is a part of it, move the weights away from config\.json"):
+        parity.load(path)
+    (tmp_path / "config.json").unlink()
+    pattern = "(lm_head|language_model)([.].*)?"
+    with pytest.raises(
+        InputError, match=re.escape(f"--strip {prefix} with --ignore '{pattern}' (if the model does not use")
+    ):
+        parity.load(path)
+    assert parity.load(path, strip=prefix, ignore=[pattern], given=HEADS).format == "hf-clip:v5"
 
 
 def test_vision_config_dict_replaces_vision_config_with_its_defaults(tmp_path):
