@@ -364,7 +364,8 @@ def resolve_path(source: StrPath) -> Path:
     A folder with the weights of a run and those of another library is that of the library that its config.json names.
 
     Raises:
-        InputError: the path does not exist; the message suggests the nearest name in the same folder.
+        InputError: the path does not exist; the message suggests the nearest name in the same folder, or says that the path
+            is a link to a missing file.
     """
     if str(source).startswith("hf://"):
         return hub.resolve(str(source))
@@ -373,6 +374,8 @@ def resolve_path(source: StrPath) -> Path:
         return containers.find(path)
     if path.exists():
         return path
+    if path.is_symlink():
+        raise InputError(f"{path} is a link to {path.readlink()}, which does not exist: correct the link")
     if str(source).startswith("timm:"):
         raise InputError(f"no file {path}: only --init and --teacher of the trainers read timm:NAME, give hf://timm/NAME")
     folder = path.parent

@@ -99,6 +99,14 @@ def test_every_property_that_tensors_do_not_show_is_an_assumption(bare_file: Pat
     assert ASSUMED_FIELDS <= {each.field for each in found.assumed}
 
 
+def test_the_reason_for_no_positions_is_that_the_weights_have_none(tmp_path: Path, state: dict[str, Any]) -> None:
+    """Most models have positions: they are no reason."""
+    torch.save({key: tensor for key, tensor in state.items() if key != "pos_embed"}, tmp_path / "a.pth")
+    assumed = {each.field: each for each in parity.load(tmp_path / "a.pth").assumed}
+    assert assumed["positions.kind"].value == "none"
+    assert assumed["positions.kind"].why == "the weights have no table of positions"
+
+
 # Models that formats which cannot store a plain ViT are made for, or changes of one.
 MODELS: dict[str, str | dict[str, Any]] = {
     "timm-naflex": "naflex_b16",
