@@ -54,11 +54,25 @@ def round_to(values: Array, dtype: np.dtype[Any]) -> Array:
 
     A cast from float64 to bfloat16 goes through float32 (ml_dtypes 0.6) and so rounds twice.  Here the step to float32
     rounds to odd, which preserves on which side of a tie the number lies (Boldo and Melquiond, 2005).
+
+    A number beyond the range of the dtype becomes an infinity: see `find_overflow`.
     """
-    if dtype != FLOAT_DTYPES["bfloat16"] or values.dtype != np.float64:
-        return values.astype(dtype, copy=False)
-    narrow = values.astype(np.float32)
+    with np.errstate(over="ignore"):
+        if dtype != FLOAT_DTYPES["bfloat16"] or values.dtype != np.float64:
+            return values.astype(dtype, copy=False)
+        narrow = values.astype(np.float32)
     bits = narrow.view(np.uint32)
     bits -= np.abs(narrow) > np.abs(values)  # round towards zero
     bits |= narrow != values  # and set the last bit of inexact results: round to odd
     return narrow.astype(dtype)
+
+
+def find_overflow(values: Array, rounded: Array) -> float | None:
+    """Return the first finite number that became an infinity when `values` were rounded; None if none did."""
+    if rounded is values:
+        return None
+    infinite = np.isinf(rounded)
+    if not infinite.any():  # almost always: no second pass
+        return None
+    lost = values[infinite & np.isfinite(values)]
+    return float(lost[0]) if lost.size else None

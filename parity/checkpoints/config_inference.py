@@ -118,13 +118,15 @@ def _check_sources(
 
 def _assume_defaults(format: Format, evidence: Evidence, known: Fields, published: Fields, likely: Fields) -> Inferred:
     """Return the fields that are not known, with the values of the published models of the format, or of most models."""
+
+    def reason(name: str) -> str:
+        if name == "positions.kind" and name not in published:  # a table of positions would be among the tensors
+            return "the weights have no table of positions"
+        return f"as in {'most models' if name not in published or name in likely else f'models of format {format.name}'}"
+
     return Inferred(
         assumed=tuple(
-            Assumption(
-                name,
-                value,
-                f"as in {'most models' if name not in published or name in likely else f'models of format {format.name}'}",
-            )
+            Assumption(name, value, reason(name))
             for name, value in {**DEFAULTS, **published}.items()
             if name not in known and _affects_model(name, evidence)
         )

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parity.checkpoints.arrays import as_array, as_tensor, round_to
+from parity.checkpoints.arrays import FLOAT_DTYPES, as_array, as_tensor, find_overflow, round_to
 from parity.checkpoints.columns import Column, align, parameter_of, row_column
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Array, Axis, Indices, Layout, ReadRange, Sizes, convert_chunks, split_by_source
 from parity.checkpoints.weights import Checkpoint, Tree, as_checkpoint, validate
-from vit_spec import ViTConfig, rows
+from vit_spec import InputError, ViTConfig, rows
 
 if TYPE_CHECKING:
     import torch
@@ -205,26 +205,35 @@ def _plan_column(
         for key, indices in layout.indexed_keys(sizes, {}):
             if layout.is_part:
                 column = {name: target[name] for name in names}
-                runs = [(0, partial(_assembled_chunks, source, column, sizes, indices, dtype, read))]
+                runs = [(0, partial(_assembled_chunks, key, source, column, sizes, indices, dtype, read))]
             else:
                 one = source[names[0]]
                 runs = [
-                    (first, partial(_converted_chunks, one, layout, sizes, part, dtype, read))
+                    (first, partial(_converted_chunks, key, one, layout, sizes, part, dtype, read))
                     for first, part in split_by_source(one, layout, sizes, indices)
                 ]
             yield ArrayConversion(key, layout.shape(sizes), dtype, runs)
 
 
 def _converted_chunks(
-    source: Layout, target: Layout, sizes: Sizes, indices: Indices, dtype: np.dtype[Any], read: ReadRange
+    key: str, source: Layout, target: Layout, sizes: Sizes, indices: Indices, dtype: np.dtype[Any], read: ReadRange
 ) -> Chunks:
-    """Yield the chunks of `convert_chunks`, rounded to `dtype`."""
+    """Yield the chunks of `convert_chunks`, rounded to `dtype`.
+
+    Raises:
+        InputError: a finite entry of the array `key` is beyond the range of the dtype.
+    """
     for first, entries in convert_chunks(source, target, sizes, indices, read):
-        yield first, round_to(entries, dtype)
+        rounded = round_to(entries, dtype)
+        if (value := find_overflow(entries, rounded)) is not None:
+            fits = np.isfinite(round_to(np.array([value]), FLOAT_DTYPES["bfloat16"])).all()
+            advice = f"{'give bfloat16, or ' if fits else ''}leave --dtype (dtype=) out"
+            raise InputError(f"{key} has the entry {value:g}, which is infinite in {dtype}: {advice}")
+        yield first, rounded
 
 
 def _assembled_chunks(
-    source: Column, target: Column, sizes: Sizes, indices: Indices, dtype: np.dtype[Any], read: ReadRange
+    key: str, source: Column, target: Column, sizes: Sizes, indices: Indices, dtype: np.dtype[Any], read: ReadRange
 ) -> Chunks:
     """Yield an array that stores several parameters, as one chunk.
 
@@ -233,9 +242,10 @@ def _assembled_chunks(
     array = np.zeros(next(iter(target.values())).shape(sizes), dtype)
     for name, layout in target.items():
         axes = [axis.parameter_axis for axis in layout.array_axes if axis.parameter_axis]
-        key = "".join(f"{{{axis}}}" for axis in layout.key_axes)
-        view, alone = layout.view(array, sizes, indices, axes), Layout(key, tuple((Axis(each, each, 0),) for each in axes))
-        run = partial(_converted_chunks, source[name], alone, sizes, indices, dtype, read)
+        own_key = "".join(f"{{{axis}}}" for axis in layout.key_axes)
+        alone = Layout(own_key, tuple((Axis(each, each, 0),) for each in axes))
+        view = layout.view(array, sizes, indices, axes)
+        run = partial(_converted_chunks, key, source[name], alone, sizes, indices, dtype, read)
         view[...] = ArrayConversion(name, view.shape, dtype, [(0, run)]).to_array()
     yield 0, array.reshape(-1)
 

@@ -7,7 +7,7 @@ and reading therefore cannot disagree on what a format shows.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.conversion import ArrayConversion
 from parity.checkpoints.field_defaults import affects_function
 from parity.checkpoints.format_matching import Match
@@ -53,7 +53,7 @@ def unstated_fields(
     lines: list[str] = []
     given: dict[str, Any] = {"image_size": config.image_size}
     try:
-        matches = recognise({(each.key,): _PlannedArray(each) for each in conversions}, files, format.partition(":")[0])
+        matches = recognise(planned_arrays(conversions), files, format.partition(":")[0])
     except InputError as error:
         return (f"other libraries cannot read this model: {error}",)
     while True:
@@ -72,6 +72,11 @@ def unstated_fields(
 def has_same_effect(name: str, one: ViTConfig, other: ViTConfig) -> bool:
     """Return whether a field of two models has the same value, or has the same effect on what they compute."""
     return one.at(name) == other.at(name) or (name in _EFFECTS and _EFFECTS[name](one) == _EFFECTS[name](other))
+
+
+def planned_arrays(conversions: Iterable[ArrayConversion]) -> dict[KeyPath, StoredArray]:
+    """Return the arrays that are to be written, as a reader would find them."""
+    return {(each.key,): _PlannedArray(each) for each in conversions}
 
 
 class _PlannedArray(StoredArray):

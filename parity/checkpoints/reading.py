@@ -170,6 +170,25 @@ def _is_own(notes: Mapping[str, Any]) -> bool:
     return True
 
 
+def check_companions(path: Path, contents: Contents) -> None:
+    """Raise InputError if `load` would refuse a file of this project because of the JSON files in its folder.
+
+    Args:
+        path: the file, which need not exist.
+        contents: its arrays and its metadata.
+    """
+    try:
+        if companions := read_companions(path):
+            notes = {**companions, **contents.metadata}
+            config, name = ViTConfig.from_json(notes["config"]), _stated_format(notes)
+            arrays = join_keys(contents.arrays, get_format(name).separator)
+            _check_companion_config(config, name, contents, notes)
+            metadata.attach_metadata(Checkpoint(config, name, arrays, contents.container), notes, {}, own=True)
+            _check_library_file(path, name, notes)
+    except InputError as error:
+        raise InputError(f"{path} could not be read beside the files in its folder: {error}; or write elsewhere") from None
+
+
 def _check_config_of_folder(weights: Path, name: str, notes: Mapping[str, Any]) -> list[Assumption]:
     """Return the assumption that config.json describes a file that its library does not open, or [] if it opens the file.
 
@@ -180,17 +199,24 @@ def _check_config_of_folder(weights: Path, name: str, notes: Mapping[str, Any]) 
     if not config or not weights.is_file():
         return []
     if _is_own(notes):
-        is_opened = weights.name in (*_FOLDER_FILES, f"{_FOLDER_FILES[0]}{INDEX}")
-        if is_opened and format.json_files is not no_files and not format.matches_config_file(notes):
-            raise InputError(
-                f"its config.json is not one of format {name!r}, the format of {weights.name}: give the config.json of "
-                f"these weights, or remove it"
-            )
+        _check_library_file(weights, name, notes)
         return []
     opened = folders.library_file([entry.name for entry in folder.iterdir() if entry.is_file()], config)
     if opened in (None, weights.name) or not format.matches_config_file(notes):
         return []
     return [Assumption("use of config.json", f"for {weights.name}", f"although its library opens {opened}")]
+
+
+def _check_library_file(weights: Path, name: str, notes: Mapping[str, Any]) -> None:
+    """Raise InputError if a library opens a file of this project, but the config.json beside it is of another format."""
+    format = get_format(name)
+    is_opened = weights.name in (*_FOLDER_FILES, f"{_FOLDER_FILES[0]}{INDEX}")
+    has_config = bool(notes.get("config.json")) and format.json_files is not no_files
+    if is_opened and has_config and not format.matches_config_file(notes):
+        raise InputError(
+            f"its config.json is not one of format {name!r}, the format of {weights.name}: give the config.json of "
+            f"these weights, or remove it"
+        )
 
 
 def _check_companion_config(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
@@ -338,7 +364,8 @@ def resolve_path(source: StrPath) -> Path:
     A folder with the weights of a run and those of another library is that of the library that its config.json names.
 
     Raises:
-        InputError: the path does not exist; the message suggests the nearest name in the same folder.
+        InputError: the path does not exist; the message suggests the nearest name in the same folder, or says that the path
+            is a link to a missing file.
     """
     if str(source).startswith("hf://"):
         return hub.resolve(str(source))
@@ -347,6 +374,8 @@ def resolve_path(source: StrPath) -> Path:
         return containers.find(path)
     if path.exists():
         return path
+    if path.is_symlink():
+        raise InputError(f"{path} is a link to {path.readlink()}, which does not exist: correct the link")
     if str(source).startswith("timm:"):
         raise InputError(f"no file {path}: only --init and --teacher of the trainers read timm:NAME, give hf://timm/NAME")
     folder = path.parent

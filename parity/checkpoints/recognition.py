@@ -4,7 +4,8 @@ Weights may be wrapped: {"model": ...} beside an optimizer, "module." in front o
 Wrappers are removed.  Other content of the file is reported and not read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,8 +15,17 @@ from parity.checkpoints.formats import Format, formats, get
 from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.ignored_keys import IgnoredKeys
 from parity.checkpoints.unmatched import raise_unmatched
-from parity.checkpoints.wrappers import enclosing_module, find_prefixes, is_prefix, nearest_prefix
+from parity.checkpoints.wrappers import (
+    enclosing_module,
+    find_prefixes,
+    is_prefix,
+    nearest_prefix,
+    unknown_prefixes,
+    without_common_path,
+)
 from vit_spec import InputError
+
+_MAX_IGNORED_WORDS = 8  # in an expression that a message suggests
 
 
 def recognise(
@@ -45,7 +55,8 @@ def recognise(
     _check_ignored_parameters(matches)
     fitting = [match for match in matches if not match.mismatches]
     if not fitting:
-        raise_unmatched(matches, candidates, arrays, notes, name)
+        strip_hint = "" if matches or strip is not None else _find_strip_options(candidates, arrays, notes)
+        raise_unmatched(matches, candidates, arrays, notes, name, strip_hint)
     order = {format.name: n for n, format in enumerate(candidates)}
     # Prefer a format that recognises the file, then one that reads more of it, then the order of the formats; matches are
     # already in the order of their wrappers.
@@ -106,6 +117,44 @@ def _match_candidates(
                 yield from (match for match in found if match)
     if any(prefixes.values()) and not is_any_wanted:
         raise InputError("--ignore matches all keys of the weights: let it match only keys that are not parameters")
+
+
+def _find_strip_options(
+    candidates: Sequence[Format], arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any]
+) -> str:
+    """Return the options --strip that read a model within a file, each with the --ignore that it needs; "" if none does."""
+
+    def match(prefix: str, ignore: Sequence[str]) -> list[Match]:
+        try:
+            return list(_match_candidates(candidates, arrays, notes, prefix, ignore))
+        except InputError:
+            return []
+
+    found: dict[str, str] = {}  # prefix, with dots -> its options
+    for separator in dict.fromkeys(each.separator for each in candidates):
+        stored = join_keys(arrays, separator)
+        for prefix in unknown_prefixes(stored, separator):
+            matches = match(prefix, [])
+            patterns = (_pattern_of_other_keys(each, stored, prefix, separator) for each in matches)
+            for pattern in dict.fromkeys(each for each in patterns if each is not None):
+                if any(not each.mismatches for each in match(prefix, [pattern] if pattern else [])):
+                    others = f" with --ignore '{pattern}' (if the model does not use these keys)" if pattern else ""
+                    found.setdefault(prefix.replace(separator, "."), f"--strip {prefix}{others}")
+                    break
+    return " or ".join(found.values())
+
+
+def _pattern_of_other_keys(match: Match, keys: Iterable[str], prefix: str, separator: str) -> str | None:
+    """Return an expression for --ignore of the keys outside of a prefix that a format lacks, or "" if it lacks none.
+
+    It is None if there is a mismatch within the prefix, or if the expression would be long.
+    """
+    unexpected = {each.key for each in match.mismatches}
+    outside = [key for key in keys if key in unexpected and not key.startswith(prefix)]
+    words = dict.fromkeys(without_common_path(key, prefix, separator).partition(separator)[0] for key in outside)
+    if len(outside) < len(unexpected) or len(words) > _MAX_IGNORED_WORDS:
+        return None
+    return "" if not words else f"({'|'.join(map(re.escape, words))})([{separator}].*)?"
 
 
 def _check_ignored_parameters(matches: Sequence[Match]) -> None:
@@ -173,7 +222,8 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
         )
     if kind and kind not in known:
         raise InputError(
-            f"its config.json is of model_type {kind!r}, which is not a known ViT; known are {', '.join(known)}"
+            f"its config.json is of model_type {kind!r}, which is not a known ViT; known are {', '.join(known)}: if a ViT "
+            f"is a part of it, move the weights away from config.json"
         )
     if not config:
         raise InputError(f"its {files[0]} is not for format {name!r}: leave --from out, or move the weights away from it")

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
-from parity.checkpoints.format_matching import Match, join_keys
-from parity.checkpoints.formats import Format, formats, get
+from parity.checkpoints.format_matching import Match
+from parity.checkpoints.formats import Format, formats, get, timm_arguments
 from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.unreadable import describe_reparametrized, describe_unreadable
-from parity.checkpoints.wrappers import CLASSIFIERS, unknown_prefix
+from parity.checkpoints.wrappers import CLASSIFIERS
 from vit_spec import InputError
 
 
@@ -19,6 +19,7 @@ def raise_unmatched(
     arrays: Mapping[KeyPath, StoredArray],
     notes: Mapping[str, Any],
     name: str | None,
+    strip_hint: str,
 ) -> NoReturn:
     """Raise the error for a checkpoint that is in no format.
 
@@ -28,6 +29,7 @@ def raise_unmatched(
         arrays: all arrays of the file.
         notes: the metadata of the file, and the parsed JSON files beside it, by their names.
         name: the name of the format that the user gave; None for any.
+        strip_hint: the options that read a model within the file; "" if there are none.
 
     Raises:
         InputError: always.
@@ -41,10 +43,14 @@ def raise_unmatched(
     for match in matches[:1]:
         if match.format.matches_config_file(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
             match.format.stated_fields(match.evidence)  # raises the error about the config file, which says more
-    raise InputError(_describe_nearest(matches, arrays) if matches else _describe_unknown_keys(arrays, notes, name))
+    raise InputError(
+        _describe_nearest(matches, arrays) if matches else _describe_unknown_keys(arrays, notes, name, strip_hint)
+    )
 
 
-def _describe_unknown_keys(arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any], name: str | None) -> str:
+def _describe_unknown_keys(
+    arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any], name: str | None, strip_hint: str
+) -> str:
     """Return the message for a file without a patch projection of any format."""
     keys = ["/".join(words) for words in arrays]
     if empty := [key for key, array in zip(keys, arrays.values(), strict=True) if not array.size]:
@@ -56,15 +62,16 @@ def _describe_unknown_keys(arrays: Mapping[KeyPath, StoredArray], notes: Mapping
     for file in {get(each).config_file: None for each in formats()}:
         if config := notes.get(file):
             kind = next((word for word in ("model_type", "architecture") if word in config), "")
+            if kind == "architecture":
+                timm_arguments.config_fields(config, 0)  # raises the error about an architecture that cannot be read
             what = f"is of {kind} {config[kind]!r}, which" if kind else "describes a model that"
             return f"its {file} {what} has other keys than {some}: give the {file} of these weights"
     which = f"format {name!r} has no such keys" if name else "no format has such keys"
     if name and (definition := get(name).definition):
         [projection, *_] = get(name).table_layouts("")[PROJECTION]
         return f"no key {projection.key} ({definition.place(PROJECTION)}) among {some}: correct it, or add `strip:`"
-    for separator in dict.fromkeys(get(each).separator for each in ([name] if name else formats())):
-        if prefix := unknown_prefix(join_keys(arrays, separator), separator):
-            return f"{which}: {some}; --strip {prefix} reads the model that begins there"
+    if strip_hint:
+        return f"{which}: {some}; {strip_hint} reads the model that begins there"
     return f"{which}: {some or 'there are none'}; `python -m parity formats` lists the formats and where their keys are"
 
 
@@ -73,6 +80,10 @@ def _describe_nearest(matches: Sequence[Match], arrays: Mapping[KeyPath, StoredA
     best = _nearest(matches)
     if what := _replaced_classifier(best):
         return what
+    leading = {array.shape[:1] for array in arrays.values() if array.size}
+    is_replicated = len(arrays) > 1 and len(leading) == 1 and leading != {()}
+    if not is_replicated and (what := _other_projection(best)):
+        return what
     shown = "; ".join(map(str, best.mismatches[:20])) + (
         f"; and {len(best.mismatches) - 20} more" if len(best.mismatches) > 20 else ""
     )
@@ -80,13 +91,27 @@ def _describe_nearest(matches: Sequence[Match], arrays: Mapping[KeyPath, StoredA
     remedy = remove if _unexpected(best) else "Fetch or save the weights again"
     if best.format.definition:
         remedy = f"Correct {best.format.definition.source}, or fetch or save the weights again"
-    leading = {array.shape[:1] for array in arrays.values() if array.size}
-    if len(arrays) > 1 and len(leading) == 1 and (length := next(iter(leading))):
+    if is_replicated:
         remedy = (
-            f"Every array begins with an axis of length {length[0]}, as those that jax.pmap replicates: save one of the "
-            "replicas, jax.tree.map(lambda x: x[0], params)"
+            f"Every array begins with an axis of length {leading.pop()[0]}, as those that jax.pmap replicates: save one of "
+            "the replicas, jax.tree.map(lambda x: x[0], params)"
         )
     return f"these weights match no known format; the nearest is {best.format.name}, except for {shown}. {remedy}"
+
+
+def _other_projection(match: Match) -> str:
+    """Return what the patches of another kind of model are, as the shape of its patch projection shows; else ""."""
+    projections = {layout.key for layout in match.format.table_layouts(match.format.variant)[PROJECTION]}
+    for key in [each.key for each in match.mismatches if each.kind == "misshapen" and each.key in projections]:
+        shape = match.arrays[key].shape
+        if len(shape) == 5:
+            return f"{key} has the shape {shape}, of patches of several frames: it is a model of videos, and cannot be read"
+        if len(shape) == 2 and not match.format.definition:
+            return (
+                f"{key} has the shape {shape}, of a layer for flattened patches, as in SigLIP 2 with a flexible resolution "
+                f"(NaFlex): it is another model than {match.format.name}, and cannot be read"
+            )
+    return ""
 
 
 def _replaced_classifier(match: Match) -> str:

@@ -9,7 +9,12 @@ from itertools import islice
 from typing import Any
 
 from parity.checkpoints.containers.container import KeyPath
-from parity.checkpoints.patch_keys import MAX_KEY_WORDS, patch_projection_aliases, patch_projection_keys
+from parity.checkpoints.patch_keys import (
+    MAX_KEY_WORDS,
+    patch_projection_aliases,
+    patch_projection_endings,
+    patch_projection_keys,
+)
 from parity.checkpoints.wrapper_names import INNER_MODULES, LOOP_DICTIONARIES, LOOP_MODULES, PRIORITY
 from vit_spec import nearest
 
@@ -18,6 +23,7 @@ CLASSIFIERS = ("head", "classifier", "fc")  # modules beside a backbone that are
 
 _MAX_SUGGESTED_KEYS = 10_000  # keys whose prefixes a message may suggest
 _MAX_DEPTH, _MAX_PREFIXES = 6, 16  # limits for nested wrappers, and for the prefixes to try in one file
+_MAX_UNKNOWN_PREFIXES = 8  # to try in one file
 _SEPARATORS = re.compile(r"[./]")
 
 
@@ -68,15 +74,19 @@ def is_prefix(keys: Iterable[str], separator: str, strip: str) -> bool:
     return any(_wrapped_prefixes(keys, separator, text) for text in _spellings_of_strip(strip, separator))
 
 
-def unknown_prefix(keys: Iterable[str], separator: str) -> str:
-    """Return the beginning of a key that ends like the key of a patch projection, such as "net.vit."; "" if none does."""
+def unknown_prefixes(keys: Iterable[str], separator: str) -> list[str]:
+    """Return the beginnings of keys that end like the key of a patch projection, such as "net.vit."; at most 8."""
     projections = patch_projection_keys(separator)
+    endings, found = patch_projection_endings(separator), dict[str, None]()
     for key in keys:
-        words = key.rsplit(separator, MAX_KEY_WORDS)
+        words = key.rsplit(separator, MAX_KEY_WORDS) if key.endswith(endings) else []
         for first in range(1, len(words)):
             if separator.join(words[first:]) in projections:
-                return "".join(f"{word}{separator}" for word in words[:first])
-    return ""
+                found["".join(f"{word}{separator}" for word in words[:first])] = None
+                break
+        if len(found) == _MAX_UNKNOWN_PREFIXES:
+            break
+    return list(found)
 
 
 def nearest_prefix(keys: Iterable[str], strip: str) -> str:

@@ -14,12 +14,12 @@ from parity.checkpoints import metadata
 from parity.checkpoints.array_transfer import ByteCounter, ByteProgress, verify, write_arrays
 from parity.checkpoints.arrays import FLOAT_DTYPES
 from parity.checkpoints.atomic_write import atomic_replace, lock_folder
-from parity.checkpoints.containers import ArraySpec
+from parity.checkpoints.containers import ArraySpec, Contents
 from parity.checkpoints.conversion import plan_conversion
 from parity.checkpoints.formats import OWN, Fields, get
 from parity.checkpoints.preprocessing import Preprocessing
-from parity.checkpoints.read_back import unstated_fields
-from parity.checkpoints.reading import TABLE_NOTE, StrPath, load
+from parity.checkpoints.read_back import planned_arrays, unstated_fields
+from parity.checkpoints.reading import TABLE_NOTE, StrPath, check_companions, load
 from parity.checkpoints.sidecar import write_sidecar
 from parity.checkpoints.weights import Checkpoint, TaskName, Tree, flatten
 from parity.checkpoints.write_target import FOLDER, check_old, check_target, choose_container, report_full_disk
@@ -144,7 +144,8 @@ def write(
         progress: function of the bytes done and the bytes in total; the bytes read back count too.
 
     Raises:
-        InputError: the path cannot be written to, the format cannot store the config, or the weights do not match it.
+        InputError: the path cannot be written to, the format cannot store the config, the weights do not match it, a
+            finite entry is beyond the range of `dtype`, or the JSON files of a library in the folder contradict the file.
     """
     slash, path, format = str(path).endswith("/"), Path(path), get(to)
     # First the plan: the JSON files of a library are made only of a config that its format can store.
@@ -158,6 +159,8 @@ def write(
     specs = {conversion.key: ArraySpec(conversion.shape, conversion.dtype) for conversion in conversions}
     total = sum(spec.nbytes for spec in specs.values())
     check_target(path, kind, force)
+    if kind.suffixes and kind.name != FOLDER:  # a folder is written with its JSON files
+        check_companions(path, Contents(kind.name, planned_arrays(conversions), notes))
     check = partial(check_old, container=kind, force=force)
     with (
         report_full_disk(path, total),

@@ -54,7 +54,7 @@ def convert(args: argparse.Namespace) -> int:
         check_format_files_used(args, loaded.format, args.to)
     repaired, repairs = _repair(loaded, args.mend)
     checkpoint, changes = surgery.apply(repaired, _surgery_operations(args))
-    changes = [*repairs, *changes]
+    changes = [*repairs, *changes, *([f"rounded to {args.dtype}"] if args.dtype else [])]
     with ExitStack() as stack:
         if table and derived:  # it gets its name when the checkpoint is complete
             stack.enter_context(atomic_replace(table, replace=args.force)).write_text(derived.text)
@@ -76,8 +76,6 @@ def convert(args: argparse.Namespace) -> int:
         facts |= {"table": str(table), "proof": derived.proof.differences} if derived else {}
         print(json.dumps(facts))
         return 0
-    if args.dtype:
-        changes = [*changes, f"rounded to {args.dtype}"]
     speed = f", {written.nbytes / seconds / 1e9:.2f} GB/s" if written.nbytes > MIN_BYTES_FOR_SPEED else ""
     print_lines(
         *describe_checkpoint(loaded),

@@ -37,7 +37,8 @@ DEFAULTS = {
     "use_shared_relative_position_bias": False,
     "layer_scale_init_value": 0.1,
     "use_mean_pooling": True,
-    # Fields of the classes for segmentation, and of feature maps, which are refused.
+}
+_REFUSED_CLASSES = {  # fields of the classes for segmentation and of feature maps, which are refused
     "add_fpn": False,
     "auxiliary_channels": 256,
     "auxiliary_concat_input": False,
@@ -129,7 +130,7 @@ def config_reader(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fie
     """
 
     def read(evidence: Evidence) -> Fields:
-        content = hf.read_config_json(evidence, name, types, DEFAULTS)
+        content = hf.read_config_json(evidence, name, types, {**DEFAULTS, **_REFUSED_CLASSES})
         fields = {**image_size_of_index(evidence), **hf.config_fields(evidence, content)}
         if not content:
             return fields

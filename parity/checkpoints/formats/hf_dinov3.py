@@ -75,6 +75,7 @@ def read_config(evidence: Evidence) -> Fields:
             )
         fields["attention.qkv_bias"] = _BIASES[biases]
         fields["attention.proj_bias"] = bool(content["proj_bias"])
+        fields["mlp.bias"] = bool(content["mlp_bias"])
         fields["positions.rotary_base"] = content["rope_theta"]
         fields["norms.layer_scale"] = content["layerscale_value"]
     return fields

@@ -48,13 +48,15 @@ def read_config(evidence: Evidence) -> Fields:
     """Return the fields that config.json and preprocessor_config.json state.
 
     Raises:
-        InputError: the config.json of another model, or an unknown field or value.
+        InputError: the config.json of another model, an unknown field or value, or a model without attention pooling.
     """
     content = hf.read_config_json(evidence, NAME, TYPES, DEFAULTS)
     if content and not content["vision_use_head"]:
         raise InputError(
             "its config.json says vision_use_head False: only the model with its attention pooling is supported"
         )
+    if "attn_pool.latent" not in evidence.axes:
+        raise InputError("its weights have no head.probe: only SigLIP with its attention pooling is supported")
     return hf.config_fields(evidence, content)
 
 

@@ -218,6 +218,7 @@ _TOWER_CONFIGS = {  # model_type -> fields with the config of the vision tower
     "siglip": ("vision_config",),
     "siglip_vision_model": ("vision_config",),
 }
+_VISION_TYPES = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}  # of two towers -> of the image tower alone
 UNSET_FIELDS = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
 
 COMMON_CONSTRAINTS: Fields = {  # of all models in these formats
@@ -263,12 +264,18 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
         )
     named = stated_class(evidence)
     # In a config of two towers, fields outside of vision_config do not describe the image tower.
-    content = {} if kind in ("clip", "siglip") else dict(whole)
+    content = {} if kind in _VISION_TYPES else dict(whole)
     for part in ("vision_config", "vision_config_dict"):  # the second replaces the whole first (CLIPConfig)
         if whole.get(part) is not None and part in _TOWER_CONFIGS.get(kind, ()):
             if not isinstance(whole[part], dict):
                 raise InputError(f"its config.json says {part} {whole[part]!r}: an object was expected")
             content = dict(whole[part])
+    if kind in _VISION_TYPES and not any(isinstance(whole.get(part), dict) for part in _TOWER_CONFIGS[kind]):
+        if flat := [key for key in whole if key in {*SIZE_FIELDS, *defaults}]:
+            raise InputError(
+                f"its config.json is of model_type {kind!r}, which has two towers, but has {', '.join(flat)} outside of "
+                f"vision_config: give model_type {_VISION_TYPES[kind]!r} if they describe the image tower"
+            )
     for fields in (whole, content):
         known = {*NEUTRAL_FIELDS, *BACKBONE_FIELDS, *SIZE_FIELDS, *defaults, "num_labels"}
         unknown = [key for key in fields if key not in known and not (key in UNSET_FIELDS and not fields[key])]

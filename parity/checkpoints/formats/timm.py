@@ -42,6 +42,7 @@ def read_config(evidence: Evidence) -> Fields:
         raise InputError(
             "its config.json or its arguments name a NaFlexVit, whose keys are others: give those of its weights"
         )
+    timm_arguments.check_spelling(evidence.notes, evidence.sizes["width"], evidence.sizes["block"])
     return {**image_size_of_index(evidence), **timm_arguments.fields_of_notes(evidence.notes, evidence.sizes["rgb"])}
 
 

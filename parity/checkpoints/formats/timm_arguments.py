@@ -149,7 +149,7 @@ def class_of(notes: Mapping[str, Any]) -> str:
     """Return the class of the architecture that the notes name; "" if they name none, or an unknown one."""
     config = notes.get("config.json", {})
     name = config.get("architecture") if config else notes.get("arch")
-    return architectures()[name][0] if isinstance(name, str) and (name := name.partition(".")[0]) in architectures() else ""
+    return architectures()[name][0] if isinstance(name, str) and (name := without_tag(name)) in architectures() else ""
 
 
 def changed_fields(notes: Mapping[str, Any]) -> Fields:
@@ -157,13 +157,29 @@ def changed_fields(notes: Mapping[str, Any]) -> Fields:
     if not names_architecture(notes):
         return {}
     config = notes.get("config.json")
-    name = config["architecture"] if config else _architecture_of_train_py(notes)
+    name = without_tag(config["architecture"]) if config else _architecture_of_train_py(notes)
     return {"mlp.activation": "gelu_tanh"} if name in _ACTIVATION_CHANGED else {}
 
 
 def _architecture_of_train_py(notes: Mapping[str, Any]) -> str:
     """Return the architecture without the tag of the weights that training began with."""
-    return str(notes["arch"]).partition(".")[0]
+    return without_tag(str(notes["arch"]))
+
+
+def without_tag(name: str) -> str:
+    """Return the name of an architecture without the tag of its weights: timm accepts "vit_base_patch16_224.augreg"."""
+    return name.partition(".")[0]
+
+
+def check_spelling(notes: Mapping[str, Any], width: int, depth: int) -> None:
+    """Raise InputError if config.json names an unknown architecture and one of this width and depth has a similar name."""
+    name = notes.get("config.json", {}).get("architecture")
+    if isinstance(name, str) and (name := without_tag(name)) not in architectures():
+        similar = [
+            each for each, (_, fixed) in architectures().items() if (fixed["embed_dim"], fixed["depth"]) == (width, depth)
+        ]
+        if hint := nearest(name, similar):
+            raise InputError(f"its config.json names timm's {name!r}, which is no ViT of timm 1.0.31{hint}")
 
 
 def _train_py_fields(notes: Mapping[str, Any], channels: int) -> Fields:
@@ -217,9 +233,8 @@ def config_fields(whole: Mapping[str, Any], channels: int) -> Fields:
     _refuse_unknown("field", whole, _ROOT_KEYS | _DATA_KEYS if data is whole else _ROOT_KEYS)
     if data is not whole:
         _refuse_unknown("pretrained_cfg field", data, _DATA_KEYS)
-    if name not in architectures():
-        hint = nearest(name, architectures()) or ""
-        raise InputError(f"its config.json names timm's {name!r}, which is no ViT of timm 1.0.31{hint}: it cannot be read")
+    if (name := without_tag(name)) not in architectures():
+        raise InputError(f"its config.json names timm's {name!r}, which is no ViT of timm 1.0.31: it cannot be read")
     cls, fixed = architectures()[name]
     data = {**data, "num_classes": whole.get("num_classes", data.get("num_classes"))}
     classes = given.get("num_classes") or data["num_classes"]

@@ -99,6 +99,14 @@ def test_every_property_that_tensors_do_not_show_is_an_assumption(bare_file: Pat
     assert ASSUMED_FIELDS <= {each.field for each in found.assumed}
 
 
+def test_the_reason_for_no_positions_is_that_the_weights_have_none(tmp_path: Path, state: dict[str, Any]) -> None:
+    """Most models have positions: they are no reason."""
+    torch.save({key: tensor for key, tensor in state.items() if key != "pos_embed"}, tmp_path / "a.pth")
+    assumed = {each.field: each for each in parity.load(tmp_path / "a.pth").assumed}
+    assert assumed["positions.kind"].value == "none"
+    assert assumed["positions.kind"].why == "the weights have no table of positions"
+
+
 # Models that formats which cannot store a plain ViT are made for, or changes of one.
 MODELS: dict[str, str | dict[str, Any]] = {
     "timm-naflex": "naflex_b16",
@@ -539,8 +547,43 @@ def test_a_number_of_classes_that_contradicts_the_arguments_is_refused(folder: P
 
 
 def test_an_unknown_architecture_is_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"'vit_base_patch16_2240', which is no ViT of timm 1.0.31; did you mean"):
-        parity.load(edit_config_json(folder, architecture="vit_base_patch16_2240"))
+    with pytest.raises(InputError, match=r"'vit_base_patch16_2240', which is no ViT of timm 1.0.31: it cannot be read"):
+        parity.load(edit_config_json(folder, architecture="vit_base_patch16_2240"))  # none has a depth of 1
+
+
+def test_an_architecture_with_the_size_of_the_tensors_and_a_similar_name_is_suggested(tmp_path: Path) -> None:
+    parity.write(reproducible_init.weights(CONFIG.replace(depth=12), 0), f"{tmp_path / 'timm'}/", "timm")
+    weights = tmp_path / "timm/model.safetensors"
+    save_file(load_file(weights), weights, {"format": "pt"})
+    with pytest.raises(InputError, match=r"no ViT of timm 1.0.31; did you mean 'vit_tiny_patch16_224'\?"):
+        parity.load(edit_config_json(tmp_path / "timm", architecture="vit_tiny_patch16_2240"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [
+        (
+            "maxvit_tiny_tf_224",
+            "its config.json names timm's 'maxvit_tiny_tf_224', which is no ViT of timm 1.0.31: it cannot",
+        ),
+        ("samvit_base_patch16", "a VisionTransformerSAM, which ViTConfig cannot express"),
+        (
+            "vit_base_patch16_224",
+            "is of architecture 'vit_base_patch16_224', which has other keys than stem.0.weight: give",
+        ),
+    ],
+)
+def test_an_architecture_that_cannot_be_read_is_named_before_the_keys(folder: Path, architecture: str, words: str) -> None:
+    """The weights may be those of the architecture: the advice to give their config.json would be wrong."""
+    save_file({"stem.0.weight": np.zeros(3, np.float32)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=words):
+        parity.load(edit_config_json(folder, architecture=architecture))
+
+
+def test_an_architecture_may_have_the_tag_of_its_weights(folder: Path) -> None:
+    expected = parity.load(folder).config
+    name = json.loads((folder / "config.json").read_text())["architecture"]
+    assert parity.load(edit_config_json(folder, architecture=f"{name}.augreg_in21k")).config == expected
 
 
 def test_a_config_json_of_an_unknown_library_is_refused(bare_file: Path) -> None:

@@ -3,12 +3,14 @@
 import errno
 import logging
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 import parity
@@ -47,6 +49,20 @@ def test_the_working_folder_is_not_replaced(name, source, tmp_path, monkeypatch,
     assert main(["convert", str(source), name, "--to", "hf-vit", "--force"]) == 2
     assert "is the working folder or a folder above it, and is not replaced: give another name" in capsys.readouterr().err
     assert [each.name for each in tmp_path.rglob("*")] == ["work"]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_an_entry_beyond_the_range_of_the_dtype_is_refused_and_nothing_is_written(name, source, tmp_path, capsys):
+    target, to, options = TARGETS[name]
+    arrays = {key: np.array(array) for key, array in parity.load(source).arrays.items()}
+    arrays["blocks.1.mlp.fc1.weight"][2, 3] = -70_000
+    parity.save(tmp_path / "large.safetensors", arrays, CONFIG, "torch")
+    (tmp_path / "out").mkdir()
+    line = ["convert", str(tmp_path / "large.safetensors"), f"{tmp_path}/out/{target}", "--to", to, *options]
+    assert main([*line, "--dtype", "float16"]) == 2
+    words = r"(fc1|intermediate)\S+ has the entry -70000, which is infinite in float16: give bfloat16, or leave --dtype"
+    assert re.search(words, capsys.readouterr().err)
+    assert not list((tmp_path / "out").iterdir())
 
 
 @contextmanager

@@ -233,3 +233,33 @@ def test_entries_of_a_training_script_are_not_taken_for_ours(tmp_path, entries):
     save_file(square_arrays(), tmp_path / "b.safetensors")
     expected = parity.load(tmp_path / "b.safetensors", given=given)
     assert (found.config, found.format, found.assumed) == (expected.config, expected.format, expected.assumed)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "changes", "words"),
+    [
+        ("model.safetensors", "timm", {}, r"its config.json is not one of format 'timm:vit', the format of model.safeten"),
+        ("model.safetensors", "hf-vit", {"num_heads": 4}, "its config.json says num_heads=2, but the config stored with"),
+        ("new.npz", "hf-vit", {"num_heads": 4}, "its config.json says num_heads=2, but the config stored with"),
+    ],
+)
+def test_a_file_that_the_config_json_in_its_folder_contradicts_is_not_written(tmp_path, name, format, changes, words):
+    """It could not be read, and would replace the weights of a folder that can."""
+    folder, source = tmp_path / "a", tmp_path / "b.safetensors"
+    parity.save(source, square_arrays(), SQUARE.replace(**changes), "torch")
+    parity.save(tmp_path / "c.safetensors", square_arrays(1), SQUARE, "torch")
+    parity.convert(tmp_path / "c.safetensors", f"{folder}/", "hf-vit")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(InputError, match=f"{name} could not be read beside the files in its folder: {words}") as caught:
+        parity.convert(source, folder / name, format, force=True)
+    assert "\n" not in str(caught.value) and {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    parity.convert(source, tmp_path / name, format)
+    parity.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(("name", "format"), [("new.safetensors", "timm"), ("model.safetensors", "hf-vit")])
+def test_a_file_that_the_config_json_in_its_folder_does_not_contradict_is_written(tmp_path, name, format):
+    parity.save(tmp_path / "b.safetensors", square_arrays(), SQUARE, "torch")
+    parity.convert(tmp_path / "b.safetensors", f"{tmp_path / 'a'}/", "hf-vit")
+    parity.convert(tmp_path / "b.safetensors", tmp_path / "a" / name, format, force=True)
+    assert parity.load(tmp_path / "a" / name).format.startswith(format)

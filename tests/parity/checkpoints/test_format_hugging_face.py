@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import parity
 import vit_spec
 from parity.checkpoints.conversion import converted_arrays
-from parity.checkpoints.formats import get
+from parity.checkpoints.formats import get, hf_beit, hf_clip, hf_dinov2, hf_dinov3, hf_siglip, hf_vit
 from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig
@@ -340,6 +341,25 @@ def test_config_json_determines_the_whole_config(tmp_path, name, changes):
     assert found == config.replace(resampling=found.resampling)  # which config.json does not state
 
 
+@pytest.mark.parametrize("module", [hf_beit, hf_clip, hf_dinov2, hf_dinov3, hf_siglip, hf_vit], ids=lambda each: each.NAME)
+def test_every_field_with_a_default_changes_the_config_or_is_refused(tmp_path, module):
+    """A field that is accepted and not read would give a model that computes another function."""
+    config = BARE.replace(head={"hidden": 12}) if module is hf_vit else CONFIGS[module.NAME]
+    write(random_checkpoint(config), f"{tmp_path / 'out'}/", module.NAME)
+    remove_metadata(tmp_path / "out")
+    path, ignored = tmp_path / "out" / "config.json", []
+    content, expected = json.loads(path.read_text()), parity.load(tmp_path / "out").config
+    for field, default in module.DEFAULTS.items():
+        value = content.get(field, default)
+        other = "relu" if isinstance(value, str) else not value if isinstance(value, bool) else 2 * value
+        path.write_text(json.dumps({**content, field: other}))
+        try:
+            ignored += [field] if parity.load(tmp_path / "out").config == expected else []
+        except InputError:
+            continue
+    assert ignored == []
+
+
 @pytest.mark.parametrize(("model_type", "name"), [("beit", "BeitModel"), ("data2vec-vision", "Data2VecVisionModel")])
 @pytest.mark.parametrize(("changes", "token"), [(CLASS_TOKEN, "norm"), (LAST_BLOCK, "block")], ids=["norm", "block"])
 def test_the_output_of_a_beit_without_a_pooler_is_an_assumption(tmp_path, model_type, name, changes, token):
@@ -649,6 +669,23 @@ def test_a_layer_named_as_a_text_tower_is_an_assumption_beside_a_class_without_o
     assert key.partition(".")[0] not in {each.field for each in parity.load(path).assumed}
 
 
+def test_a_vit_within_a_model_of_another_type_is_read_away_from_its_config_json(tmp_path):
+    """As the vision tower of a LLaVA: the messages lead to it."""
+    language = {"lm_head.weight": np.ones((3, 3), np.float32), "model.language_model.norm.weight": np.ones(3, np.float32)}
+    prefix = "model.vision_tower."
+    path = file_without_metadata(tmp_path, CONFIGS["hf-clip"], "hf-clip:v5", prefix, **language)
+    write_config_json(tmp_path, model_type="llava", vision_config={"model_type": "clip_vision_model"})
+    with pytest.raises(InputError, match=r"'llava', .* a ViT is a part of it, move the weights away from config\.json"):
+        parity.load(path)
+    (tmp_path / "config.json").unlink()
+    pattern = "(lm_head|language_model)([.].*)?"
+    with pytest.raises(
+        InputError, match=re.escape(f"--strip {prefix} with --ignore '{pattern}' (if the model does not use")
+    ):
+        parity.load(path)
+    assert parity.load(path, strip=prefix, ignore=[pattern], given=HEADS).format == "hf-clip:v5"
+
+
 def test_vision_config_dict_replaces_vision_config_with_its_defaults(tmp_path):
     path = file_without_metadata(tmp_path, CONFIGS["hf-clip"], "hf-clip")
     fields = {"image_size": 12, "patch_size": 4, "num_attention_heads": 3}
@@ -656,6 +693,48 @@ def test_vision_config_dict_replaces_vision_config_with_its_defaults(tmp_path):
     write_config_json(tmp_path, model_type="clip", vision_config=first, vision_config_dict=fields)
     config = parity.load(path).config
     assert (config.mlp.activation, config.norms.eps) == ("quick_gelu", 1e-5)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_fields_outside_of_the_vision_config_of_two_towers_are_refused_without_one(tmp_path, name):
+    """They were not read, and the model had the default of 12 heads."""
+    write(random_checkpoint(CONFIGS[f"hf-{name}"]), f"{tmp_path / 'out'}/", f"hf-{name}")
+    remove_metadata(tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    content = json.loads(path.read_text()) | {"architectures": None}
+    path.write_text(json.dumps({**content, "model_type": name}))
+    words = f"type '{name}', which has two towers, but has .*hidden_size.* of vision_config: give model_type '{name}_vision"
+    with pytest.raises(InputError, match=words):
+        parity.load(tmp_path / "out")
+    path.write_text(json.dumps({"model_type": name, "vision_config": content}))
+    assert parity.load(tmp_path / "out").config.num_heads == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "shape", "words"),
+    [
+        ("hf-vit", "vit.embeddings.patch_embeddings.projection.weight", (12, 3, 2, 4, 4), "it is a model of videos"),
+        (
+            "hf-siglip",
+            "vision_model.embeddings.patch_embedding.weight",
+            (12, 48),
+            r"flattened patches, as in .* \(NaFlex\)",
+        ),
+    ],
+)
+def test_the_projection_of_another_kind_of_model_is_named(tmp_path, name, key, shape, words):
+    """The file is whole: to fetch it again is no advice."""
+    path = file_without_metadata(tmp_path, CONFIGS[name], name, **{key: np.zeros(shape, np.float32)})
+    with pytest.raises(InputError, match=words) as caught:
+        parity.load(path, given=HEADS)
+    assert key.rpartition("vit.")[2] in str(caught.value) and "again" not in str(caught.value)
+
+
+def test_a_siglip_without_its_attention_pooling_is_named(tmp_path):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-siglip"], "hf-siglip")
+    save_file({key: array for key, array in load_file(path).items() if ".head." not in key}, path)
+    with pytest.raises(InputError, match=r"no head\.probe: only SigLIP with its attention pooling is supported"):
+        parity.load(path, given=HEADS)
 
 
 def test_a_decoder_that_is_not_that_of_mae_is_refused(tmp_path):

@@ -252,6 +252,15 @@ def refusal(path):
     return str(error.value)
 
 
+def test_a_link_to_a_missing_file_is_named(saved):
+    link = saved.with_name("link.safetensors")
+    link.symlink_to("old.safetensors")
+    assert refusal(link).endswith("link.safetensors is a link to old.safetensors, which does not exist: correct the link")
+    link.unlink()
+    link.symlink_to(saved.name)
+    assert parity.load(link).config == parity.load(saved).config
+
+
 def test_a_missing_file_suggests_the_nearest_name(saved):
     assert refusal(saved.with_name("vitt.safetensors")).endswith("did you mean 'vit.safetensors'?")
     assert refusal("timm:vit").endswith("of the trainers read timm:NAME, give hf://timm/NAME")

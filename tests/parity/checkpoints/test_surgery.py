@@ -13,7 +13,7 @@ import pytest
 import parity
 import vit_spec
 from parity.checkpoints import conversion, formats, surgery
-from parity.checkpoints.arrays import round_to
+from parity.checkpoints.arrays import find_overflow, round_to
 from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import File
 from parity.checkpoints.conversion import converted_arrays, parameter
@@ -155,6 +155,21 @@ def test_ties_infinities_and_nan_are_rounded_correctly():
     values = np.array([1 + 2**-8, 1 + 3 * 2**-8, np.inf, -np.inf, 0, 3.3 * smallest, 0.5 * smallest, np.nan])
     found = round_to(values, np.dtype(ml_dtypes.bfloat16)).astype(np.float64)
     np.testing.assert_array_equal(found, [1, 1 + 2**-6, np.inf, -np.inf, 0, 3 * smallest, 0, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([1.0, 65_519.0, np.inf, np.nan], np.float16, None),
+        ([1.0, np.inf, -65_520.0], np.float16, -65_520.0),
+        ([3e38, 3.4e38], ml_dtypes.bfloat16, 3.4e38),
+        ([np.inf, 1e39], np.float32, 1e39),
+    ],
+    ids=str,
+)
+def test_a_finite_number_that_rounds_to_an_infinity_is_found(values, dtype, expected):
+    values = np.array(values)
+    assert find_overflow(values, round_to(values, np.dtype(dtype))) == expected
 
 
 def test_the_report_of_resizing_names_sizes_grids_and_resampling():

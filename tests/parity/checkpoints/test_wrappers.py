@@ -368,6 +368,26 @@ def test_the_message_about_an_unknown_wrapper_gives_the_option_that_reads_it(tmp
     assert same_weights(parity.load(path, strip="state_dict.nets.image_tower."), state)
 
 
+def test_the_message_about_unknown_wrappers_names_each_and_what_to_ignore(tmp_path: Path, state: State) -> None:
+    """As MoCo v3 stores two encoders and a predictor."""
+    both = {**add_prefix("base_encoder.", state), **add_prefix("momentum_encoder.", {k: v + 1 for k, v in state.items()})}
+    path = save(tmp_path, {"state_dict": {**both, "predictor_of_moco.0.weight": torch.zeros(4, 4)}})
+    with pytest.raises(InputError) as caught:
+        parity.load(path)
+    options = dict(re.findall(r"--strip (\S+) with --ignore '(\S+)'", str(caught.value)))
+    assert list(options) == ["state_dict.base_encoder.", "state_dict.momentum_encoder."]
+    first, _ = (parity.load(path, strip=prefix, ignore=[pattern]) for prefix, pattern in options.items())
+    assert same_weights(first, state)
+
+
+@pytest.mark.parametrize("key", ["stem.conv1.weight", "stages.0.patch_embed.proj.weight", "blocks.0.conv1.weight"])
+def test_the_message_about_another_model_gives_no_prefix_that_reads_nothing(tmp_path: Path, key: str) -> None:
+    arrays = {key: torch.zeros(8, 3, 2, 2), "stages.0.attn.qkv.weight": torch.zeros(24, 8), "head.fc.bias": torch.zeros(3)}
+    with pytest.raises(InputError, match=r"no format has such keys: .* lists the formats") as caught:
+        parity.load(save(tmp_path, arrays))
+    assert "--strip" not in str(caught.value)
+
+
 def test_a_classifier_beside_a_given_prefix_is_read(tmp_path: Path, state: State, features: State) -> None:
     beside = {**add_prefix("image_tower.", features), "fc.weight": state["head.weight"], "fc.bias": state["head.bias"]}
     assert same_weights(parity.load(save(tmp_path, beside), strip="image_tower."), state)

@@ -221,6 +221,8 @@ def test_convert_prints_surgery_and_rounding(saved, capsys):
     code, out, _ = run(capsys, "convert", saved, target, "--to", "jax", *line)
     changed = [line for line in out.splitlines() if line.startswith("changed: ")]
     assert code == 0 and len(changed) == 3 and "rounded to bfloat16" in changed[-1]
+    code, out, _ = run(capsys, "convert", saved, target, "--to", "jax", *line, "--force", "--json")
+    assert code == 0 and [f"changed: {change}" for change in json.loads(out)["changes"]] == changed
     checkpoint = parity.load(target)
     assert (checkpoint.config.image_size, checkpoint.config.num_classes) == ((8, 6), 5)
     assert {array.dtype.name for array in checkpoint.arrays.values()} == {"bfloat16"}
