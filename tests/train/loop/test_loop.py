@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -231,12 +231,28 @@ def test_an_evaluation_whose_loss_is_not_finite_is_never_the_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="4steps")
-    assert run_training(recipe, Exploding) == 0
+    assert run_training(recipe, Exploding) == 1
     printed = capsys.readouterr().out
     assert printed.count("the held-out loss is nan: these weights are not the best, whatever their accuracy") == 2
     state = LoopState.from_json(json.loads((tmp_path / "run/checkpoints/4/state.json").read_text()), "accuracy")
     assert state is not None and state.best["accuracy"] < 0.2 and state.last["accuracy"] == 1
     assert state.evaluations_since_best == 3 and checkpoint_rank("classes", state) is None
+
+
+@pytest.mark.parametrize("patience", [0, 2])
+def test_a_run_that_ends_with_a_held_out_loss_that_is_not_finite_has_diverged(
+    patience: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="4steps", patience=patience)
+    for _ in range(2):  # the second time it resumes at its end
+        assert run_training(recipe, Exploding) == 1
+        printed = capsys.readouterr()
+        assert "finished" not in printed.out
+        assert printed.err == (
+            f"error: the held-out loss is nan after step {3 if patience else 4}, the last one, so the weights in "
+            f"{tmp_path / 'run' / 'weights.safetensors'} are broken: start again with a lower --optimizer.lr, or --init "
+            f"{tmp_path / 'run'} from its best weights\n"
+        )
 
 
 class Rising(Declining):
@@ -263,7 +279,7 @@ def test_the_line_of_an_evaluation_has_the_training_metrics_since_the_last_recor
 class Broken(FakeEngine):
     """An engine whose loss is NaN at the steps `broken`, from 1."""
 
-    broken = range(2, 100)
+    broken: ClassVar[Collection[int]] = range(2, 100)
     num_steps = 0
 
     def step(self, batch: Batch) -> Mapping[str, float]:
@@ -286,6 +302,22 @@ def test_bad_batches_between_good_ones_are_skipped(tmp_path: Path, monkeypatch: 
     epochs = f"{2 * MAX_SKIPPED - 1}steps"
     recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs=epochs, eval_every=epochs, non_finite="skip")
     assert run_training(recipe, Broken) == 0
+
+
+def test_a_run_that_resumes_counts_the_steps_skipped_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Resuming(Broken):
+        def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
+            restored = super().restore_checkpoint(step)
+            self.num_steps = restored.step if restored else 0
+            return restored
+
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs="12steps", eval_every="12steps", non_finite="skip")
+    assert run_training(recipe, Resuming) == 0
+    assert re.search(r"skipped +11 of the steps, the last 11 among them: ", capsys.readouterr().out)
+    assert command("--resume", recipe.run, "--epochs", "60steps", make_engine=Resuming) == 1
+    assert capsys.readouterr().err.startswith(f"error: loss is nan at step {MAX_SKIPPED + 1} ")
 
 
 def test_a_loss_that_is_not_finite_names_the_weights_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -554,6 +586,7 @@ def test_a_damaged_recipe_of_a_run_is_refused_in_a_line(
         [],
         {"skipped": "0"},
         {"skipped": True},
+        {"skipped_in_a_row": None},
         {"best": {"loss": 1.0}},
         {"seconds": math.nan},
         {"window": [1]},
@@ -597,6 +630,7 @@ def test_checkpoints_keep_their_keys_and_those_of_older_versions_are_read() -> N
         "seconds": 1.5,
     }
     added = {"run": "", "last_raw": {}, "best_raw": {}, "since_best": 0, "best_files": {}, "records": 0}
+    added["skipped_in_a_row"] = 0
     state = LoopState.from_json(first_version, "accuracy")
     assert state is not None and state.to_json() == first_version | added
     newest = first_version | {
@@ -606,6 +640,7 @@ def test_checkpoints_keep_their_keys_and_those_of_older_versions_are_read() -> N
         "since_best": 2,
         "best_files": {"best.safetensors": RECORDED},
         "records": 9,
+        "skipped_in_a_row": 2,
     }
     state = LoopState.from_json(newest, "accuracy")
     assert state is not None and state.to_json() == newest
