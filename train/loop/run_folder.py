@@ -8,7 +8,6 @@ import uuid
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, Self
 
 import numpy as np
@@ -33,6 +32,7 @@ from train.loop.saved_run import (
 from train.loop.tensorboard import EventWriter
 from train.loop.write_files import atomic_write, convert_write_errors, temporary_path
 from train.recipes import Recipe
+from train.recipes.fields import describe_difference
 from vit_spec import InputError, ViTConfig, bounded_json
 from vit_spec.printable import is_utf8
 
@@ -173,9 +173,7 @@ class RunFolder:
         if not file.exists():  # older versions recorded only the path of the data
             was = str(flatten(saved).get("recipe.data", recipe.data))
             if fingerprint.resolve_spec(was) != fingerprint.resolve_spec(recipe.data) and recipe.compare_data != "none":
-                raise self._other_run_error(
-                    f"its recipe.data is {shorten(was, 80)}, and here it is {shorten(recipe.data, 80)}"
-                )
+                raise self._other_run_error(describe_difference("recipe.data", was, recipe.data))
             self.warnings.append("an older version started the run: the fingerprint of its data is recorded from now on")
         try:
             identity, warnings = fingerprint.compare_with_recorded(file, source, recipe.compare_data)
@@ -205,12 +203,12 @@ class RunFolder:
         names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in ignored]
         if differing := [name for name in names if mine.get(name, "not there") != theirs.get(name, "not there")]:
             name, *others = differing
-            was, now = (shorten(str(each.get(name, "not there")), 80) for each in (theirs, mine))
+            difference = describe_difference(name, *(each.get(name, "not there") for each in (theirs, mine)))
             more = f", and {', '.join(others[:5])}{', ...' * (len(others) > 5)} differ too" if others else ""
             hint = f"; --resume {self.path} accepts this change" if resumable.issuperset(differing) else ""
             if self._may_change:
                 hint = f"; --init {self.path} starts a new run from its weights"
-            raise self._other_run_error(f"its {name} is {was}, and here it is {now}{more}", hint)
+            raise self._other_run_error(f"{difference}{more}", hint)
 
     def _refuse_other_teacher(self, saved: dict[str, Any], recipe: Recipe) -> None:
         """Refuse a teacher with other weights than the run's, or one where the run has none, or none where it has one."""

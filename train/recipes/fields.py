@@ -1,8 +1,13 @@
-"""The fields of a recipe in messages: their flags and values as a user types them, and the error about an invalid value."""
+"""The fields of a recipe in messages: their flags and values as a user types them, their differences, and errors."""
 
+from collections import Counter
+from itertools import takewhile
 from typing import Any
 
 from vit_spec import InputError
+
+_MAX_CHARACTERS = 80  # of a value in the description of a difference
+_MAX_BEFORE = 30  # of them, the equal ones before the first difference
 
 
 class FieldError(InputError):
@@ -31,3 +36,32 @@ def format_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(format_value, value))
     return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def describe_difference(name: str, was: Any, now: Any) -> str:
+    """Return words about two different values of a field of a run, in its config.json and in the present command.
+
+    Of long lists they have the entries that only one of the two has, of long texts the part around the first difference.
+    """
+    if isinstance(was, list) and isinstance(now, list) and max(len(str(was)), len(str(now))) > _MAX_CHARACTERS:
+        of_run, given = Counter(map(repr, was)), Counter(map(repr, now))
+        removed, added = _around_difference(*(", ".join(each.elements()) for each in (of_run - given, given - of_run)))
+        if removed and added:
+            return f"its {name} has {removed}, and here it has {added} instead"
+        if removed or added:
+            return f"its {name} has {removed}, and here it has not" if removed else f"its {name} lacks {added}"
+        index = next(i for i, pair in enumerate(zip(was, now, strict=True)) if pair[0] != pair[1])
+        name, was, now = f"{name}[{index}]", was[index], now[index]
+    of_run_text, given_text = _around_difference(str(was), str(now))
+    return f"its {name} is {of_run_text}, and here it is {given_text}"
+
+
+def _around_difference(*texts: str) -> list[str]:
+    """Return texts that are too long for a message without their parts far from the first difference."""
+    if max(map(len, texts)) <= _MAX_CHARACTERS:
+        return list(texts)
+    equal = sum(1 for _ in takewhile(lambda characters: len(set(characters)) == 1, zip(*texts, strict=False)))
+    first = max(0, equal - _MAX_BEFORE)
+    parts = [text[first : first + _MAX_CHARACTERS] for text in texts]
+    ends = [first + len(part) < len(text) for part, text in zip(parts, texts, strict=True)]
+    return ["..." * (first > 0) + part + "..." * is_cut for part, is_cut in zip(parts, ends, strict=True)]

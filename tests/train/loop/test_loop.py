@@ -439,7 +439,7 @@ def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys
     [
         (["--resume", "{run}", "--ema", "0.9"], "its recipe.ema is 0.0, and here it is 0.9"),
         (["--resume", "{run}", "--ema", "0.9"], "; --init {run} starts a new run from its weights"),
-        (["--resume", "{run}", "--model.changes", "depth=2"], "its recipe.model.changes is"),
+        (["--resume", "{run}", "--model.changes", "depth=2"], "its recipe.model.changes lacks 'depth=2'; give the same"),
         (["--resume", "{run}", "--optimizer.name", "sgd"], "its recipe.optimizer.name is adamw, and here it is sgd"),
         (["--resume", "{run}", "--seed", "1"], "its recipe.seed is 0"),
         (["--resume", "{run}", "--augment.share", "0.9"], "its recipe.augment.share is"),

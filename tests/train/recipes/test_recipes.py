@@ -13,6 +13,7 @@ import vit_spec
 from train.cli import DIGITS, list_recipes, main, parse_request
 from train.loop.request import Request
 from train.recipes import IMAGENET, RECIPES, Augment, DataInfo, Model, Recipe, flatten_fields, model_config
+from train.recipes.fields import describe_difference
 from train.recipes.recipe import OPTIMIZERS
 from vit_spec import InputError
 
@@ -337,6 +338,31 @@ def test_ctrl_c_ends_a_program_with_nothing_to_save_at_any_point() -> None:
     lines += "    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted; what was saved before is kept\n")
+
+
+MANY = [f"positions.table={name}" for name in ("sincos", "learned", "rope", "fixed", "none")]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "words"),
+    [
+        (["a=1"], ["a=1", "b=2"], "its x is ['a=1'], and here it is ['a=1', 'b=2']"),
+        (MANY, [*MANY, "b=2", "b=2"], "its x lacks 'b=2', 'b=2'"),
+        ([*MANY, "b=2"], MANY, "its x has 'b=2', and here it has not"),
+        (["a=1", *MANY], [*MANY, "b=2"], "its x has 'a=1', and here it has 'b=2' instead"),
+        (MANY, [*MANY[:3], MANY[4], MANY[3]], "its x[3] is positions.table=fixed, and here it is positions.table=none"),
+        ([*MANY, "1"], [*MANY, 1], "its x has '1', and here it has 1 instead"),
+        (
+            f"{'p' * 100}data{'q' * 100}",
+            f"{'p' * 100}other",
+            f"its x is ...{'p' * 30}data{'q' * 46}..., and here it is ...{'p' * 30}other",
+        ),
+        ("a  b", "a b", "its x is a  b, and here it is a b"),
+        (None, "v" * 90, f"its x is None, and here it is {'v' * 80}..."),
+    ],
+)
+def test_a_difference_shows_what_differs_also_of_long_values(was: Any, now: Any, words: str) -> None:
+    assert describe_difference("x", was, now) == words
 
 
 # The model ------------------------------------------------------------------------------------------------------------
