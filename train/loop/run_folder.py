@@ -22,18 +22,18 @@ from train.loop.saved_run import (
     ADDED,
     CHECKPOINTS,
     DATA_FILE,
-    MAX_CONFIG_BYTES,
     UNFINISHED_FILE,
     WEIGHTS,
     extended_lineage,
     has_checkpoints,
+    read_config,
     read_run_config,
 )
 from train.loop.tensorboard import EventWriter
 from train.loop.write_files import atomic_write, convert_write_errors, temporary_path
-from train.recipes import Recipe
+from train.recipes import Recipe, recipe_to_json
 from train.recipes.fields import describe_difference
-from vit_spec import InputError, ViTConfig, bounded_json
+from vit_spec import InputError, ViTConfig
 from vit_spec.printable import is_utf8
 
 
@@ -100,7 +100,7 @@ class RunFolder:
         self._events: EventWriter | None = None
         self._wandb: Any = None
         self._identity: fingerprint.Fingerprint | None = None  # of the data, if data.json is to be written
-        text = {"name": name, "recipe": dataclasses.asdict(recipe), "model": dataclasses.asdict(config), "data": data}
+        text = {"name": name, "recipe": recipe_to_json(recipe), "model": dataclasses.asdict(config), "data": data}
         if teacher_checksum is not None:
             text["teacher"] = {"checksum": teacher_checksum}
         self._config = json.loads(json.dumps(text))
@@ -136,7 +136,7 @@ class RunFolder:
     def _write_description(self, path: Path, source: Dataset | None, recipe: Recipe) -> None:
         """Refuse a folder with another run; write config.json and data.json of a new one."""
         _refuse_other_than_utf8(self._config)
-        saved = self._read_config(path)
+        saved = read_config(path)
         self._config["id"] = (saved or {}).get("id", uuid.uuid4().hex)  # older versions recorded none
         if saved is not None:
             self._refuse_other_teacher(saved, recipe)
@@ -154,15 +154,6 @@ class RunFolder:
         if self._identity is not None:
             _write_text(self.path / DATA_FILE, self._identity.to_json())
         _write_text(self.path / "config.json", json.dumps(self._config, indent=1) + "\n")
-
-    def _read_config(self, path: Path) -> dict[str, Any] | None:
-        """Return the content of config.json; None if there is none yet."""
-        try:
-            return bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
-        except FileNotFoundError:
-            return None
-        except (OSError, InputError) as error:
-            raise InputError(f"{path / 'config.json'} cannot be read ({error}): give --run a new folder") from None
 
     def _identify_data(
         self, file: Path, source: Dataset, recipe: Recipe, saved: dict[str, Any] | None

@@ -576,7 +576,32 @@ def test_a_damaged_recipe_of_a_run_is_refused_in_a_line(
     config["recipe"] |= damage
     (small_run / "config.json").write_text(json.dumps(config))
     assert command("--resume", small_run) == 2
-    assert f"error: the recipe in {small_run / 'config.json'} cannot be read: " in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert f"error: the recipe in {small_run / 'config.json'} cannot be read: " in printed and printed.count("\n") == 1
+    assert f"put the file back as it was, or give --run a new folder and --init {small_run} to start" in printed
+
+
+@pytest.mark.parametrize("flag", ["--run", "--resume"])
+def test_a_config_that_is_no_json_is_refused_in_a_line(
+    flag: str, small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (small_run / "config.json").write_text("")
+    assert command(flag, small_run) == 2
+    printed = capsys.readouterr().err
+    assert "config.json cannot be read (not JSON: " in printed and printed.count("\n") == 1
+    assert f"put it back as it was; or move it away, and give --run a new folder and --init {small_run} to" in printed
+
+
+def test_a_run_without_clipping_resumes(tmp_path: Path) -> None:
+    run = tmp_path / "unclipped"
+    assert command(*SMALL, "--optimizer.clip", "inf", "--run", run) == 0
+    saved = config_of(run)
+    assert saved["recipe"]["optimizer"]["clip"] == "inf"
+    assert command("--resume", run, "--epochs", "6steps") == 0
+    saved["recipe"]["optimizer"]["clip"] = math.inf  # as older versions wrote it
+    (run / "config.json").write_text(json.dumps(saved))
+    assert command("--resume", run, "--epochs", "6steps") == 0
+    assert list(config_of(run)["lineage"][0]["changes"]) == ["epochs"]
 
 
 @pytest.mark.parametrize(
