@@ -57,7 +57,7 @@ def read_run_config(path: Path) -> Record | None:
         found = read_config(path)
     except InputError:
         return None
-    return found if found is not None and {"recipe", "data"} <= found.keys() else None
+    return found if found is not None and isinstance(found.get("recipe"), dict) and "data" in found else None
 
 
 def is_run(path: Path) -> bool:

@@ -581,6 +581,16 @@ def test_a_damaged_recipe_of_a_run_is_refused_in_a_line(
     assert f"put the file back as it was, or give --run a new folder and --init {small_run} to start" in printed
 
 
+def test_a_recipe_of_a_run_that_is_no_object_is_refused_in_a_line(
+    small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (small_run / "config.json").write_text(json.dumps(config_of(small_run) | {"recipe": [1]}))
+    assert command(*SMALL, "--run", small_run) == 2
+    assert re.fullmatch("error: .* holds another run: its recipe.* not there, .*\n", capsys.readouterr().err)
+    assert command("--resume", small_run) == 2
+    assert "cannot be read: recipe is not an object with names and values" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--run", "--resume"])
 def test_a_config_that_is_no_json_is_refused_in_a_line(
     flag: str, small_run: Path, capsys: pytest.CaptureFixture[str]
