@@ -50,9 +50,16 @@ def draw_curves(path: Path, records: list[Record], task: Task, title: str) -> No
         final = f"{evaluations[-1][1]:.2%}" if metric == "accuracy" else f"{evaluations[-1][1]:.4f}"
         score.set_title(f"{final} held out", loc="right", fontsize=11, fontweight="bold", color=HELD_OUT)
     rate.yaxis.set_major_locator(MaxNLocator(5))
-    rate.yaxis.set_major_formatter(lambda value, _: np.format_float_positional(value, precision=7, trim="-"))
+    rate.yaxis.set_major_formatter(lambda value, _: _format_rate(value))
     rate.set_ylim(bottom=0)
     atomic_write(path, encode_png(figure, dpi=150))
+
+
+def _format_rate(value: float) -> str:
+    """Return a learning rate with as few digits as it needs: one of 1e30 with all its zeros has no place in the figure."""
+    if value and not 1e-6 <= abs(value) < 1e6:
+        return f"{value:g}"
+    return np.format_float_positional(value, precision=7, trim="-")
 
 
 def _plot_metric(axes: Axes, records: list[Record], set_name: str, metric: str, label: str, colour: str) -> None:

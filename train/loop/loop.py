@@ -39,7 +39,7 @@ Arrays = tuple[np.ndarray, ...]
 
 
 class Diverged(RuntimeError):
-    """The loss or the gradient norm is not finite.  The message is one line: at which step, and what to do."""
+    """A loss or the gradient norm is not finite.  The message is one line: at which step, and what to do."""
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Loop:
     last_raw, best_raw: the same of the weights themselves if there is an EMA, else empty.
     unreadable: names of images that could not be read.
     skipped: number of steps that changed nothing because their loss or gradient norm was not finite.
+    skipped_in_a_row: number of such steps since the last step that was not skipped.
     interrupted: the number of the signal that ended the run, or 0.
     """
 
@@ -78,7 +79,7 @@ class Loop:
         self.evaluations_since_best = 0
         self.unreadable: set[str] = set()
         self.skipped = 0
-        self._skipped_in_a_row = 0
+        self.skipped_in_a_row = 0
         self._recent_metrics: list[dict[str, float]] = []  # one of each step since the last record in metrics.jsonl
         self._mean_metrics: dict[str, float] = {}  # the record after this step; {} if there is none
         self._weight_files = WeightFiles(self.engine, self.run, self.display)
@@ -125,7 +126,8 @@ class Loop:
                 f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new "
                 "folder"
             )
-        self._saved_step, self.skipped, self.unreadable = self.done, state.skipped, set(state.unreadable)
+        self._saved_step, self.unreadable = self.done, set(state.unreadable)
+        self.skipped, self.skipped_in_a_row = state.skipped, state.skipped_in_a_row
         self.last, self.best, self.last_raw, self.best_raw = state.last, state.best, state.last_raw, state.best_raw
         self._is_evaluated, self.evaluations_since_best = state.is_evaluated, state.evaluations_since_best
         self._recent_metrics, self._mean_metrics = list(state.recent_metrics), state.mean_metrics
@@ -140,7 +142,7 @@ class Loop:
 
         Raises:
             Diverged: the loss or the gradient norm is not finite, and the recipe does not skip such steps, or has skipped
-                `MAX_SKIPPED` in a row.
+                `MAX_SKIPPED` in a row; or the held-out loss at the end is not finite.
             InputError: an image cannot be read, or a file cannot be written.  A checkpoint is saved first, if possible.
         """
         if self._restored is not None:
@@ -165,6 +167,11 @@ class Loop:
                 self._profile.close()
                 self.engine.close()
         self._weight_files.set_has_checkpoint()
+        if not self.interrupted and self.last and not math.isfinite(self.last["loss"]):
+            raise Diverged(
+                f"the held-out loss is {self.last['loss']} after step {self.done}, the last one, so the weights in "
+                f"{self.run.weights} are broken: {self._restart_advice}"
+            )
 
     def _repeat_cut_evaluation(self) -> bool:
         """Evaluate if a signal cut the evaluation of the restored step short; return False if one does so again."""
@@ -228,12 +235,12 @@ class Loop:
                 self.done = step
                 raise Diverged(f"{self._not_finite(step, batch, metrics)}: {self._remedy()}")
             self.skipped += 1
-            self._skipped_in_a_row += 1
+            self.skipped_in_a_row += 1
             self.display.print_line(f"{self._not_finite(step, batch, metrics)}; the step is skipped")
-            if self._skipped_in_a_row == MAX_SKIPPED:
+            if self.skipped_in_a_row == MAX_SKIPPED:
                 raise Diverged(f"{self._not_finite(step, batch, metrics)}: {self._remedy_after_skips()}")
         else:
-            self._skipped_in_a_row = 0
+            self.skipped_in_a_row = 0
             self._recent_metrics.append(metrics)
         self.display.step(self.done, self._epoch, metrics, updates_throughput=updates_throughput)
         self._mean_metrics = {}
@@ -256,11 +263,12 @@ class Loop:
         return f"check the images, resume with --non-finite skip, or start again with a lower --optimizer.lr; {where}"
 
     def _remedy_after_skips(self) -> str:
+        return f"{MAX_SKIPPED} steps in a row are skipped, so the weights are probably the cause: {self._restart_advice}"
+
+    @property
+    def _restart_advice(self) -> str:
         best = f", or --init {self.run.path} from its best weights" if self.best else ""
-        return (
-            f"{MAX_SKIPPED} steps in a row are skipped, so the weights are probably the cause: start again with a lower "
-            f"--optimizer.lr{best}"
-        )
+        return f"start again with a lower --optimizer.lr{best}"
 
     # Evaluation and checkpoints ----------------------------------------------------------------------------------
 
@@ -348,6 +356,7 @@ class Loop:
             mean_metrics=self._mean_metrics,
             unreadable=sorted(self.unreadable),
             skipped=self.skipped,
+            skipped_in_a_row=self.skipped_in_a_row,
             seconds=self.run.seconds,
             num_records=self.run.count_records(self.done, is_evaluated=self._is_evaluated),
         )

@@ -24,7 +24,8 @@ class LoopState:
     """What the loop saves with a checkpoint.  Checkpoints of older versions lack some fields: those with a default.
 
     run_id: of the run; "": not known.
-    last, best, last_raw, best_raw, evaluations_since_best, unreadable, skipped: see `train.loop.loop.Loop`.
+    last, best, last_raw, best_raw, evaluations_since_best, unreadable, skipped, skipped_in_a_row: see
+        `train.loop.loop.Loop`.
     is_evaluated: whether `last` belongs to the weights of the checkpoint.
     best_files: see `train.loop.weight_files.WeightFiles.recorded`.
     recent_metrics: of each step since the last record of training in metrics.jsonl.
@@ -47,6 +48,7 @@ class LoopState:
     best_files: dict[str, dict[str, Any]] = field(default_factory=dict)
     num_records: int = 0
     evaluations_since_best: int = 0
+    skipped_in_a_row: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON object; metrics may be NaN."""
@@ -83,7 +85,10 @@ class LoopState:
                 isinstance(each, dict) and type(each.get("step")) is int and "sha256" in each
                 for each in self.best_files.values()
             )
-            and all(type(each) is int for each in (self.skipped, self.num_records, self.evaluations_since_best))
+            and all(
+                type(each) is int
+                for each in (self.skipped, self.skipped_in_a_row, self.num_records, self.evaluations_since_best)
+            )
             and type(self.is_evaluated) is bool
             and isinstance(self.run_id, str)
             and type(self.seconds) in (int, float)

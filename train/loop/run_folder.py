@@ -8,7 +8,6 @@ import uuid
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, Self
 
 import numpy as np
@@ -23,17 +22,18 @@ from train.loop.saved_run import (
     ADDED,
     CHECKPOINTS,
     DATA_FILE,
-    MAX_CONFIG_BYTES,
     UNFINISHED_FILE,
     WEIGHTS,
     extended_lineage,
     has_checkpoints,
+    read_config,
     read_run_config,
 )
 from train.loop.tensorboard import EventWriter
 from train.loop.write_files import atomic_write, convert_write_errors, temporary_path
-from train.recipes import Recipe
-from vit_spec import InputError, ViTConfig, bounded_json
+from train.recipes import Recipe, recipe_to_json
+from train.recipes.fields import describe_difference
+from vit_spec import InputError, ViTConfig
 from vit_spec.printable import is_utf8
 
 
@@ -100,7 +100,7 @@ class RunFolder:
         self._events: EventWriter | None = None
         self._wandb: Any = None
         self._identity: fingerprint.Fingerprint | None = None  # of the data, if data.json is to be written
-        text = {"name": name, "recipe": dataclasses.asdict(recipe), "model": dataclasses.asdict(config), "data": data}
+        text = {"name": name, "recipe": recipe_to_json(recipe), "model": dataclasses.asdict(config), "data": data}
         if teacher_checksum is not None:
             text["teacher"] = {"checksum": teacher_checksum}
         self._config = json.loads(json.dumps(text))
@@ -136,7 +136,7 @@ class RunFolder:
     def _write_description(self, path: Path, source: Dataset | None, recipe: Recipe) -> None:
         """Refuse a folder with another run; write config.json and data.json of a new one."""
         _refuse_other_than_utf8(self._config)
-        saved = self._read_config(path)
+        saved = read_config(path)
         self._config["id"] = (saved or {}).get("id", uuid.uuid4().hex)  # older versions recorded none
         if saved is not None:
             self._refuse_other_teacher(saved, recipe)
@@ -155,15 +155,6 @@ class RunFolder:
             _write_text(self.path / DATA_FILE, self._identity.to_json())
         _write_text(self.path / "config.json", json.dumps(self._config, indent=1) + "\n")
 
-    def _read_config(self, path: Path) -> dict[str, Any] | None:
-        """Return the content of config.json; None if there is none yet."""
-        try:
-            return bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
-        except FileNotFoundError:
-            return None
-        except (OSError, InputError) as error:
-            raise InputError(f"{path / 'config.json'} cannot be read ({error}): give --run a new folder") from None
-
     def _identify_data(
         self, file: Path, source: Dataset, recipe: Recipe, saved: dict[str, Any] | None
     ) -> fingerprint.Fingerprint | None:
@@ -173,9 +164,7 @@ class RunFolder:
         if not file.exists():  # older versions recorded only the path of the data
             was = str(flatten(saved).get("recipe.data", recipe.data))
             if fingerprint.resolve_spec(was) != fingerprint.resolve_spec(recipe.data) and recipe.compare_data != "none":
-                raise self._other_run_error(
-                    f"its recipe.data is {shorten(was, 80)}, and here it is {shorten(recipe.data, 80)}"
-                )
+                raise self._other_run_error(describe_difference("recipe.data", was, recipe.data))
             self.warnings.append("an older version started the run: the fingerprint of its data is recorded from now on")
         try:
             identity, warnings = fingerprint.compare_with_recorded(file, source, recipe.compare_data)
@@ -205,12 +194,12 @@ class RunFolder:
         names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in ignored]
         if differing := [name for name in names if mine.get(name, "not there") != theirs.get(name, "not there")]:
             name, *others = differing
-            was, now = (shorten(str(each.get(name, "not there")), 80) for each in (theirs, mine))
+            difference = describe_difference(name, *(each.get(name, "not there") for each in (theirs, mine)))
             more = f", and {', '.join(others[:5])}{', ...' * (len(others) > 5)} differ too" if others else ""
             hint = f"; --resume {self.path} accepts this change" if resumable.issuperset(differing) else ""
             if self._may_change:
                 hint = f"; --init {self.path} starts a new run from its weights"
-            raise self._other_run_error(f"its {name} is {was}, and here it is {now}{more}", hint)
+            raise self._other_run_error(f"{difference}{more}", hint)
 
     def _refuse_other_teacher(self, saved: dict[str, Any], recipe: Recipe) -> None:
         """Refuse a teacher with other weights than the run's, or one where the run has none, or none where it has one."""

@@ -87,7 +87,8 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
         n = len(loop.unreadable)
         rows["unreadable"] = f"{n} image{'s' * (n > 1)}: {', '.join(sorted(loop.unreadable)[:3])}{', ...' * (n > 3)}"
     if loop.skipped:
-        rows["skipped"] = f"{loop.skipped} of the steps: their loss or gradient norm was not finite"
+        newest = f", the last {loop.skipped_in_a_row} among them" if loop.skipped_in_a_row else ""
+        rows["skipped"] = f"{loop.skipped} of the steps{newest}: their loss or gradient norm was not finite"
     if loop.last:
         metrics = {name: value for name, value in loop.last.items() if "/" not in name}
         rows["held out"] = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics.items())

@@ -8,7 +8,8 @@ from typing import Any
 from train.loop.checkpoint_folder import replaced_folder
 from train.loop.lineage import Lineage, extend_lineage
 from train.loop.metrics_file import Record
-from train.recipes import Recipe, parse_recipe
+from train.recipes import Recipe, parse_recipe, recipe_to_json
+from train.recipes.fields import to_json
 from vit_spec import InputError, ViTConfig, bounded_json
 
 CHECKPOINTS = "checkpoints"
@@ -30,13 +31,33 @@ ADDED: dict[str, Any] = {
 }
 
 
+def read_config(path: Path) -> Record | None:
+    """Return the content of config.json in a folder; None if there is none.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    file = path / "config.json"
+    try:
+        found = bounded_json.read_object(file, max_bytes=MAX_CONFIG_BYTES, allow_nan=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, InputError) as error:
+        raise InputError(
+            f"{file} cannot be read ({error}): put it back as it was; or move it away, and give --run a new folder and "
+            f"--init {path} to start from the weights"
+        ) from None
+    # Older versions wrote Infinity for --optimizer.clip inf.
+    return {name: to_json(value) for name, value in found.items()}
+
+
 def read_run_config(path: Path) -> Record | None:
     """Return the content of config.json of the run in a folder; None if there is none, or it is another program's."""
     try:
-        found = bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
-    except (OSError, InputError):
+        found = read_config(path)
+    except InputError:
         return None
-    return found if {"recipe", "data"} <= found.keys() else None
+    return found if found is not None and isinstance(found.get("recipe"), dict) and "data" in found else None
 
 
 def is_run(path: Path) -> bool:
@@ -50,12 +71,15 @@ def read_run_recipe(path: Path) -> tuple[str, Recipe]:
     Raises:
         InputError: it holds no run, or its recipe cannot be read.
     """
-    if (config := read_run_config(path)) is None:
+    if (config := read_config(path)) is None or not {"recipe", "data"} <= config.keys():
         raise InputError(f"{path} holds no run (there is no config.json of one): check the path")
     try:
         recipe = parse_recipe(config["recipe"])
     except InputError as error:
-        raise InputError(f"the recipe in {path / 'config.json'} cannot be read: {error}") from None
+        raise InputError(
+            f"the recipe in {path / 'config.json'} cannot be read: {error}; or put the file back as it was, or give --run "
+            f"a new folder and --init {path} to start from its weights"
+        ) from None
     name = config.get("name")
     return name if isinstance(name, str) and name else path.name, dataclasses.replace(recipe, run=str(path))
 
@@ -69,9 +93,8 @@ def saved_model_config(path: Path) -> ViTConfig | None:
     if not has_checkpoints(path):
         return None
     try:
-        config = bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
-        return ViTConfig.from_json(json.dumps(config["model"]))
-    except (OSError, ValueError, LookupError, TypeError):
+        return ViTConfig.from_json(json.dumps((read_config(path) or {})["model"]))
+    except (ValueError, LookupError, TypeError):
         return None  # `RunFolder` reports what is wrong with the folder
 
 
@@ -100,9 +123,9 @@ def extended_lineage(path: Path, recipe: Recipe) -> Lineage:
     if (saved := read_run_config(path)) is None:
         return []
     before = {name.removeprefix("recipe."): value for name, value in ADDED.items()} | saved["recipe"]
-    after = json.loads(json.dumps(dataclasses.asdict(recipe)))  # with lists for tuples, as in the file
+    step = max(_checkpoint_steps(path), default=0)
     try:
-        return extend_lineage(saved.get("lineage", []), before, after, max(_checkpoint_steps(path), default=0))
+        return extend_lineage(saved.get("lineage", []), before, recipe_to_json(recipe), step)
     except InputError as error:
         raise InputError(f"{path / 'config.json'} has {error}") from None
 

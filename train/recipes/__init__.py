@@ -22,10 +22,11 @@ from train.recipes.recipe import (
     flatten_fields,
     model_config,
     parse_recipe,
+    recipe_to_json,
 )
 
 __all__ = ["IMAGENET", "OPTIMIZERS", "RECIPES", "REQUIRE_INIT", "Augment", "DataInfo", "Model", "Optimizer", "Recipe"]
-__all__ += ["Task", "config_overrides", "flatten_fields", "model_config", "parse_recipe"]
+__all__ += ["Task", "config_overrides", "flatten_fields", "model_config", "parse_recipe", "recipe_to_json"]
 
 IMAGENET = plain.IMAGENET
 

@@ -7,14 +7,12 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from itertools import pairwise
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from train.recipes.fields import flag_name
+from train.recipes.fields import alternatives, describe_type, flag_name
 from train.recipes.recipe import Recipe
 from vit_spec import InputError, nearest
-
-_EXPECTED = {int: "an integer", float: "a number", str: "text", NoneType: "None"}
 
 
 class Flag(NamedTuple):
@@ -72,9 +70,9 @@ def add_flags(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
                 group.add_argument(flag.name, action="store_true", **options)
                 group.add_argument(flag.negation, action="store_false", **{**options, "help": f"turn off {flag.name}"})
             else:
-                lists = [get_args(kind) for kind in _alternatives(flag.kind) if get_origin(kind) is tuple]
+                lists = [get_args(kind) for kind in alternatives(flag.kind) if get_origin(kind) is tuple]
                 several = [items for items in lists if Ellipsis in items]
-                metavar = "|".join(map(_metavar, _alternatives(flag.kind)))
+                metavar = "|".join(map(_metavar, alternatives(flag.kind)))
                 # None is one word also where the other values are two: `_parse` counts them.
                 group.add_argument(
                     flag.name,
@@ -124,12 +122,6 @@ def _field_docstrings(cls: type) -> dict[str, str]:
     }
 
 
-def _alternatives(kind: Any) -> list[Any]:
-    """Return the types of a union in the order in which words are tried: None first, str last."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return sorted(kinds, key=lambda each: (each is str) - (each is NoneType))
-
-
 def _metavar(kind: Any) -> str:
     items = get_args(kind)
     if get_origin(kind) is Literal:
@@ -139,29 +131,20 @@ def _metavar(kind: Any) -> str:
     return "None" if kind is NoneType else str(kind.__name__).upper()
 
 
-def _expected(kind: Any) -> str:
-    items = get_args(kind)
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(items)}"
-    if get_origin(kind) is tuple:
-        return f"{len(items)} values, each {_expected(items[0])}"
-    return _EXPECTED[kind]
-
-
 def _parse(flag: Flag, given: bool | str | list[str]) -> Any:
     """Return the value of a flag; raise InputError if the words do not spell a value of its type."""
     if isinstance(given, bool):
         return given
     words = [given] if isinstance(given, str) else given
-    kinds = _alternatives(flag.kind)
+    kinds = alternatives(flag.kind)
     for kind in kinds:
         try:
             return _convert(kind, words)
         except ValueError:
             pass
-    expected = ", or ".join(map(_expected, reversed(kinds)))
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    raise InputError(f"{flag.name} is {' '.join(words)!r}: give {expected}{nearest(' '.join(words), choices)}")
+    text = " ".join(words)
+    raise InputError(f"{flag.name} is {text!r}: give {describe_type(flag.kind)}{nearest(text, choices)}")
 
 
 def _convert(kind: Any, words: list[str]) -> Any:

@@ -19,7 +19,8 @@ def lr_multipliers(
 
     layer_decay: each layer's learning rate divided by that of the next layer.  The multiplier is 1 for the head and
         everything else after the blocks, `layer_decay` for the last block, and layer_decay ** (depth + 1) for the embedding
-        (BEiT, `optim_factory.get_num_layer_for_vit`; ELECTRA, arXiv 2003.10555).
+        (BEiT, `optim_factory.get_num_layer_for_vit`; ELECTRA, arXiv 2003.10555).  A shared table of relative positions
+        counts as part of the embedding, as in timm (`group_matcher` of `beit`); BEiT's own code gives it the multiplier 1.
     freeze: patterns of the PyTorch twin's parameter names: "patch_embed.*", "blocks.[0-5].*", "*.bias".
 
     Raises:

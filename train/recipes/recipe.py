@@ -1,15 +1,15 @@
 """The dataclass `Recipe`, the complete configuration of a run.  The docstrings of its fields are the help of its flags."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import vit_spec
 from parity.checkpoints.config_overrides import parse_overrides
 from train.recipes.augmentation import Augment
 from train.recipes.durations import parse_duration
-from train.recipes.fields import FieldError, format_value
+from train.recipes.fields import FieldError, format_value, from_json, to_json
 from train.recipes.schedule import DecayShape
 from vit_spec import InputError, ViTConfig
 
@@ -239,27 +239,35 @@ def flatten_fields(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def parse_recipe(fields: Mapping[str, Any]) -> Recipe:
-    """Return the recipe whose fields `dataclasses.asdict` and JSON have turned into dicts and lists.
+def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of a recipe as JSON can hold them; see `train.recipes.fields.to_json`."""
+    return {name: to_json(value) for name, value in asdict(recipe).items()}
+
+
+def parse_recipe(fields: Any) -> Recipe:
+    """Return the recipe whose fields `recipe_to_json` has returned.
 
     Fields that are missing have their defaults.
 
     Raises:
-        InputError: an unknown field, or a value that the recipe refuses.
+        InputError: an unknown field, a value of another type, or one that the recipe refuses.  The message names the field.
     """
-
-    def build(cls: Any, given: Mapping[str, Any]) -> Any:
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
-
-    parts = {"model": Model, "augment": Augment, "optimizer": Optimizer}
-    try:
-        nested = {name: build(cls, fields[name]) for name, cls in parts.items() if name in fields}
-        recipe: Recipe = build(Recipe, {**fields, **nested})
-    except (TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"it is of another version, or damaged ({error})") from None
+    recipe: Recipe = _build(Recipe, fields, "")
     return recipe
+
+
+def _build(cls: Any, given: Any, name: str) -> Any:
+    """Return an object of a dataclass of a recipe, from the values of its fields in JSON; name: its own, "" for all."""
+    if not isinstance(given, dict):
+        raise FieldError(name or "recipe", " is not an object with names and values")
+    kinds, values = get_type_hints(cls), {}
+    for leaf, value in given.items():
+        path = f"{name}.{leaf}".lstrip(".")
+        if leaf not in kinds:
+            raise FieldError(path, " is a field that this version does not have: use the version that wrote it")
+        is_part = is_dataclass(kinds[leaf])
+        values[leaf] = _build(kinds[leaf], value, path) if is_part else from_json(path, value, kinds[leaf])
+    return cls(**values)
 
 
 def config_overrides(model: Model) -> dict[str, Any]:

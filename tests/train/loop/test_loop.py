@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -231,12 +231,28 @@ def test_an_evaluation_whose_loss_is_not_finite_is_never_the_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="4steps")
-    assert run_training(recipe, Exploding) == 0
+    assert run_training(recipe, Exploding) == 1
     printed = capsys.readouterr().out
     assert printed.count("the held-out loss is nan: these weights are not the best, whatever their accuracy") == 2
     state = LoopState.from_json(json.loads((tmp_path / "run/checkpoints/4/state.json").read_text()), "accuracy")
     assert state is not None and state.best["accuracy"] < 0.2 and state.last["accuracy"] == 1
     assert state.evaluations_since_best == 3 and checkpoint_rank("classes", state) is None
+
+
+@pytest.mark.parametrize("patience", [0, 2])
+def test_a_run_that_ends_with_a_held_out_loss_that_is_not_finite_has_diverged(
+    patience: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="4steps", patience=patience)
+    for _ in range(2):  # the second time it resumes at its end
+        assert run_training(recipe, Exploding) == 1
+        printed = capsys.readouterr()
+        assert "finished" not in printed.out
+        assert printed.err == (
+            f"error: the held-out loss is nan after step {3 if patience else 4}, the last one, so the weights in "
+            f"{tmp_path / 'run' / 'weights.safetensors'} are broken: start again with a lower --optimizer.lr, or --init "
+            f"{tmp_path / 'run'} from its best weights\n"
+        )
 
 
 class Rising(Declining):
@@ -263,7 +279,7 @@ def test_the_line_of_an_evaluation_has_the_training_metrics_since_the_last_recor
 class Broken(FakeEngine):
     """An engine whose loss is NaN at the steps `broken`, from 1."""
 
-    broken = range(2, 100)
+    broken: ClassVar[Collection[int]] = range(2, 100)
     num_steps = 0
 
     def step(self, batch: Batch) -> Mapping[str, float]:
@@ -286,6 +302,22 @@ def test_bad_batches_between_good_ones_are_skipped(tmp_path: Path, monkeypatch: 
     epochs = f"{2 * MAX_SKIPPED - 1}steps"
     recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs=epochs, eval_every=epochs, non_finite="skip")
     assert run_training(recipe, Broken) == 0
+
+
+def test_a_run_that_resumes_counts_the_steps_skipped_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Resuming(Broken):
+        def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
+            restored = super().restore_checkpoint(step)
+            self.num_steps = restored.step if restored else 0
+            return restored
+
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs="12steps", eval_every="12steps", non_finite="skip")
+    assert run_training(recipe, Resuming) == 0
+    assert re.search(r"skipped +11 of the steps, the last 11 among them: ", capsys.readouterr().out)
+    assert command("--resume", recipe.run, "--epochs", "60steps", make_engine=Resuming) == 1
+    assert capsys.readouterr().err.startswith(f"error: loss is nan at step {MAX_SKIPPED + 1} ")
 
 
 def test_a_loss_that_is_not_finite_names_the_weights_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -407,7 +439,7 @@ def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys
     [
         (["--resume", "{run}", "--ema", "0.9"], "its recipe.ema is 0.0, and here it is 0.9"),
         (["--resume", "{run}", "--ema", "0.9"], "; --init {run} starts a new run from its weights"),
-        (["--resume", "{run}", "--model.changes", "depth=2"], "its recipe.model.changes is"),
+        (["--resume", "{run}", "--model.changes", "depth=2"], "its recipe.model.changes lacks 'depth=2'; give the same"),
         (["--resume", "{run}", "--optimizer.name", "sgd"], "its recipe.optimizer.name is adamw, and here it is sgd"),
         (["--resume", "{run}", "--seed", "1"], "its recipe.seed is 0"),
         (["--resume", "{run}", "--augment.share", "0.9"], "its recipe.augment.share is"),
@@ -544,7 +576,42 @@ def test_a_damaged_recipe_of_a_run_is_refused_in_a_line(
     config["recipe"] |= damage
     (small_run / "config.json").write_text(json.dumps(config))
     assert command("--resume", small_run) == 2
-    assert f"error: the recipe in {small_run / 'config.json'} cannot be read: " in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert f"error: the recipe in {small_run / 'config.json'} cannot be read: " in printed and printed.count("\n") == 1
+    assert f"put the file back as it was, or give --run a new folder and --init {small_run} to start" in printed
+
+
+def test_a_recipe_of_a_run_that_is_no_object_is_refused_in_a_line(
+    small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (small_run / "config.json").write_text(json.dumps(config_of(small_run) | {"recipe": [1]}))
+    assert command(*SMALL, "--run", small_run) == 2
+    assert re.fullmatch("error: .* holds another run: its recipe.* not there, .*\n", capsys.readouterr().err)
+    assert command("--resume", small_run) == 2
+    assert "cannot be read: recipe is not an object with names and values" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--run", "--resume"])
+def test_a_config_that_is_no_json_is_refused_in_a_line(
+    flag: str, small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (small_run / "config.json").write_text("")
+    assert command(flag, small_run) == 2
+    printed = capsys.readouterr().err
+    assert "config.json cannot be read (not JSON: " in printed and printed.count("\n") == 1
+    assert f"put it back as it was; or move it away, and give --run a new folder and --init {small_run} to" in printed
+
+
+def test_a_run_without_clipping_resumes(tmp_path: Path) -> None:
+    run = tmp_path / "unclipped"
+    assert command(*SMALL, "--optimizer.clip", "inf", "--run", run) == 0
+    saved = config_of(run)
+    assert saved["recipe"]["optimizer"]["clip"] == "inf"
+    assert command("--resume", run, "--epochs", "6steps") == 0
+    saved["recipe"]["optimizer"]["clip"] = math.inf  # as older versions wrote it
+    (run / "config.json").write_text(json.dumps(saved))
+    assert command("--resume", run, "--epochs", "6steps") == 0
+    assert list(config_of(run)["lineage"][0]["changes"]) == ["epochs"]
 
 
 @pytest.mark.parametrize(
@@ -554,6 +621,7 @@ def test_a_damaged_recipe_of_a_run_is_refused_in_a_line(
         [],
         {"skipped": "0"},
         {"skipped": True},
+        {"skipped_in_a_row": None},
         {"best": {"loss": 1.0}},
         {"seconds": math.nan},
         {"window": [1]},
@@ -597,6 +665,7 @@ def test_checkpoints_keep_their_keys_and_those_of_older_versions_are_read() -> N
         "seconds": 1.5,
     }
     added = {"run": "", "last_raw": {}, "best_raw": {}, "since_best": 0, "best_files": {}, "records": 0}
+    added["skipped_in_a_row"] = 0
     state = LoopState.from_json(first_version, "accuracy")
     assert state is not None and state.to_json() == first_version | added
     newest = first_version | {
@@ -606,6 +675,7 @@ def test_checkpoints_keep_their_keys_and_those_of_older_versions_are_read() -> N
         "since_best": 2,
         "best_files": {"best.safetensors": RECORDED},
         "records": 9,
+        "skipped_in_a_row": 2,
     }
     state = LoopState.from_json(newest, "accuracy")
     assert state is not None and state.to_json() == newest

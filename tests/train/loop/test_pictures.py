@@ -73,6 +73,11 @@ def test_curves_can_be_drawn_of_skipped_steps_which_have_no_loss(tmp_path: Path)
     assert draw(tmp_path / "curves.png", TRAINED, SKIPPED, EVALUATED).startswith(b"\x89PNG")
 
 
+def test_the_curves_of_a_run_that_diverges_at_once_have_room(tmp_path: Path) -> None:
+    # matplotlib warns if the labels leave no room for the axes, and a warning is an error here.
+    assert draw(tmp_path / "curves.png", TRAINED | {"lr": 1e30}).startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("undefined", [None, math.nan], ids=["read_as_null", "as_computed"])
 def test_the_curves_show_the_last_metric_that_is_defined(tmp_path: Path, undefined: float | None) -> None:
     later = {"set": "held_out", "step": 4, "epoch": 2.0, "loss": 1.0}

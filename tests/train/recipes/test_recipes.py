@@ -1,6 +1,7 @@
 """Recipes and the command line: every field can be set, and invalid values are refused in one line."""
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -12,9 +13,21 @@ import pytest
 import vit_spec
 from train.cli import DIGITS, list_recipes, main, parse_request
 from train.loop.request import Request
-from train.recipes import IMAGENET, RECIPES, Augment, DataInfo, Model, Recipe, flatten_fields, model_config
+from train.recipes import (
+    IMAGENET,
+    RECIPES,
+    Augment,
+    DataInfo,
+    Model,
+    Recipe,
+    flatten_fields,
+    model_config,
+    parse_recipe,
+    recipe_to_json,
+)
+from train.recipes.fields import describe_difference
 from train.recipes.recipe import OPTIMIZERS
-from vit_spec import InputError
+from vit_spec import InputError, bounded_json
 
 OTHER_VALUES: dict[str, Any] = {  # for fields that `other_value` cannot double
     "model.name": "vit_b16",
@@ -337,6 +350,61 @@ def test_ctrl_c_ends_a_program_with_nothing_to_save_at_any_point() -> None:
     lines += "    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted; what was saved before is kept\n")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_read_from_json_that_every_program_reads(name: str) -> None:
+    recipe = RECIPES[name](IMAGENET)
+    assert parse_recipe(bounded_json.parse(json.dumps(recipe_to_json(recipe)))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"optimizer": {"lr": "abc"}}, "optimizer.lr is 'abc': give a number"),
+        ({"batch_size": 32.5}, "batch_size is 32.5: give an integer"),
+        ({"batch_size": True}, "batch_size is True: give an integer"),
+        ({"tensorboard": 1}, "tensorboard is 1: give true or false"),
+        ({"epochs": [1]}, "epochs is [1]: give text, or a number"),
+        ({"init": 3}, "init is 3: give text, or None"),
+        ({"init_set": "a=1"}, "init_set is 'a=1': give values, each text"),
+        ({"augment": {"crop_area": [0.1]}}, "augment.crop_area is [0.1]: give 2 values, each a number"),
+        ({"profile": [1, "2"]}, "profile is [1, '2']: give 2 values, each an integer, or None"),
+        ({"decay": {}}, "decay is {}: give one of cosine, constant, rsqrt"),
+        ({"model": 3}, "model is not an object with names and values"),
+        ([], "recipe is not an object with names and values"),
+        ({"optimizer": {"colour": 1}}, "optimizer.colour is a field that this version does not have"),
+        ({"optimizer": {"lr": "inf"}}, "optimizer.lr is inf: give a number from 0 to 1e30"),
+    ],
+)
+def test_a_recipe_of_json_with_other_types_is_refused_with_the_name_of_the_field(fields: Any, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        parse_recipe(fields)
+
+
+MANY = [f"positions.table={name}" for name in ("sincos", "learned", "rope", "fixed", "none")]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "words"),
+    [
+        (["a=1"], ["a=1", "b=2"], "its x is ['a=1'], and here it is ['a=1', 'b=2']"),
+        (MANY, [*MANY, "b=2", "b=2"], "its x lacks 'b=2', 'b=2'"),
+        ([*MANY, "b=2"], MANY, "its x has 'b=2', and here it has not"),
+        (["a=1", *MANY], [*MANY, "b=2"], "its x has 'a=1', and here it has 'b=2' instead"),
+        (MANY, [*MANY[:3], MANY[4], MANY[3]], "its x[3] is positions.table=fixed, and here it is positions.table=none"),
+        ([*MANY, "1"], [*MANY, 1], "its x has '1', and here it has 1 instead"),
+        (
+            f"{'p' * 100}data{'q' * 100}",
+            f"{'p' * 100}other",
+            f"its x is ...{'p' * 30}data{'q' * 46}..., and here it is ...{'p' * 30}other",
+        ),
+        ("a  b", "a b", "its x is a  b, and here it is a b"),
+        (None, "v" * 90, f"its x is None, and here it is {'v' * 80}..."),
+    ],
+)
+def test_a_difference_shows_what_differs_also_of_long_values(was: Any, now: Any, words: str) -> None:
+    assert describe_difference("x", was, now) == words
 
 
 # The model ------------------------------------------------------------------------------------------------------------
