@@ -95,12 +95,16 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
     parameters are optional, running statistics are not.
 
     Raises:
-        InputError: `module` is not a torch.nn.Module, or has a complex parameter.
+        InputError: `module` is not a torch.nn.Module, is compiled by TorchScript, or has a complex parameter.
     """
     import torch
 
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"torch_module is a {type(module).__name__}: give a torch.nn.Module")
+    for path, inner in module.named_modules():
+        if isinstance(inner, torch.jit.ScriptModule):
+            what = "is a module of TorchScript, whose operations cannot be traced"
+            raise InputError(f"{path and f'{path} of '}torch_module {what}: give the module that torch.jit was given")
     tensors: Tensors = {}
     skipped: dict[str, str] = {}
     first_keys: dict[int, str] = {}
@@ -115,7 +119,7 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
         elif (first_key := first_keys.setdefault(id(tensor), key)) != key:
             skipped[key] = f"the same tensor as {first_key}"
         else:
-            tensors[key] = tensor.detach().cpu().to(torch.float64).numpy()
+            tensors[key] = tensor.detach().cpu().to(torch.float64).resolve_neg().numpy()
     statistics = ("running_mean", "running_var")
     frozen = frozen_keys(module)
     buffers = {key for key, _ in module.named_buffers() if key.rpartition(".")[2] not in statistics}

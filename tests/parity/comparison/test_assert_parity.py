@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,10 @@ def test_parameters_that_are_not_those_of_the_flax_model_are_refused() -> None:
 
 def test_a_torch_model_that_is_not_a_module_is_refused() -> None:
     check_refused("torch_module is a function: give a torch.nn.Module", other=lambda x: x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, that TorchScript is deprecated
+        scripted = nn.Sequential(torch.jit.script(nn.Linear(4, 2)))
+    check_refused("0 of torch_module is a module of TorchScript.*: give the module that torch.jit", other=scripted)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,16 @@ def test_both_parts_of_a_complex_output_are_compared() -> None:
     assert [row.name for row in report.rows if row.name.startswith("output") and not row.same_function] == ["output.imag"]
 
 
+def test_conjugates_that_pytorch_computes_lazily_are_compared() -> None:
+    lazy = torch.tensor([[1 + 2j]] * 3).conj()
+    inputs = (ROWS, torch.tensor(ROWS * 2j).conj().imag)
+    assert compare(lambda y, z: (y * 2j).conj() + z[:, :1], lambda y, z: (y * 2j).conj() + z[:, :1], inputs).passed
+    other = Product(lambda y, z: ((y * 2j).conj() * z).conj().imag)
+    other.register_buffer("lazy", lazy)
+    report = compare(lambda y: ((y * 2j).conj() * (1 - 2j)).conj().imag * 2, other)
+    assert report.first.name == "output" and "mul" in str(report.origin)
+
+
 PHASES = np.exp(1j * RNG.standard_normal((3, 6))).astype(np.complex64)
 
 
