@@ -159,6 +159,21 @@ def test_masked_entries_do_not_hide_the_others(masked: float) -> None:
     assert not compare(flax, lambda y: torch.where(torch.tensor(HIDDEN), masked * 1.001, y)).passed or masked == -np.inf
 
 
+@pytest.mark.parametrize("large", [1e5, 1e7])
+def test_large_entries_do_not_hide_the_others(large: float) -> None:
+    def torch_scaled(of_others: float) -> Callable[..., Any]:
+        return lambda y: torch.where(torch.tensor(HIDDEN), y * large, y * of_others)
+
+    def flax(y: Any) -> Any:
+        return jnp.where(HIDDEN, y * large, y)
+
+    assert compare(flax, torch_scaled(1.0)).passed
+    wrong = compare(flax, torch_scaled(1 + 1e-6))
+    assert wrong.first.name == "output" and wrong.first.difference == pytest.approx(1e-6, rel=0.01)
+    # What is left of a difference of large numbers has rounding errors of their size.
+    assert compare(lambda y: jnp.where(HIDDEN, y * large, (y * large + y) - y * large), torch_scaled(1.0)).passed
+
+
 def test_a_gradient_that_is_nan_in_both_models_is_refused() -> None:
     message = "gradient of kernel is NaN in both models.*give a loss that has a gradient"
     with pytest.raises(InputError, match=message):
