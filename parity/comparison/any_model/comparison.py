@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model import weights as model_weights
 from parity.comparison.any_model.correspondence import Correspondence, match
 from parity.comparison.any_model.flax_runner import FlaxRunner
@@ -393,9 +394,10 @@ class Comparison:
             if x.size > 1 and (x == x.flat[0]).all():
                 yield f"all entries of input {n} are {x.flat[0]}: a model that ignores it would pass; use others"
         used = self.torch.weights
-        constant = [key for key, array in used.items() if array.size > 1 and array.min() == array.max() in (0.0, 1.0)]
+        constant = [key for key, array in used.items() if array.size and array.min() == array.max() in (0.0, 1.0)]
         if constant:
             yield f"all entries of {_listed(constant)} of torch are 0 or 1, which hides mistakes: perturb the weights first"
+        yield from self._notes_on_tensors()
         if fixed := self._unequal_fixed_keys():
             which = f"{_listed(fixed)} of torch, which no optimizer trains"
             yield f"the values of {which}, differ between the two models: both ran with those of {self._source}"
@@ -410,6 +412,23 @@ class Comparison:
             if missing := sorted(updated - {name.removeprefix(STATISTICS) for name in self._statistics()}):
                 what = "of torch, which are not compared: use mutable=['batch_stats']"
                 yield f"flax does not return {_listed(missing)} {what}"
+
+    def _notes_on_tensors(self) -> Iterator[str]:
+        """Yield what the comparison cannot show, because outputs or gradients of PyTorch have one value."""
+        computed = self.runs["torch float64"]
+        if equal := [name for name in self.names if _is_constant(computed[name])]:
+            yield f"all entries of {_listed(equal)} are 0 or equal, which hides mistakes: use other weights or inputs"
+        if self.torch.is_detached:  # which is a hint
+            return
+        held = {key for zero in self.correspondence.zeros for key in zero.keys}
+        keys = [key for key in self.torch.weights if key not in held and f"{GRADIENT_OF}{key}" in computed]
+        if unused := [key for key in keys if not computed[f"{GRADIENT_OF}{key}"].any()]:
+            yield f"all gradients of {_listed(unused)} are 0: the outputs do not show how the models use them"
+
+
+def _is_constant(array: Array) -> bool:
+    """Return whether all entries of an array are equal; a single one says nothing unless it is 0."""
+    return bool(array.size and (array == array.flat[0]).all() and (array.size > 1 or not array.any()))
 
 
 def _listed(keys: Sequence[str]) -> str:

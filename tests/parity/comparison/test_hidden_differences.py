@@ -451,6 +451,37 @@ def test_fresh_weights_and_constant_inputs_are_a_note() -> None:
     assert "note: all entries of kernel of torch are 0 or 1, which hides mistakes" in text
 
 
+def test_outputs_and_gradients_that_are_zero_are_a_note() -> None:
+    report = compare(lambda y: 0 * jax.nn.gelu(y), lambda y: 0 * y.relu())
+    assert report.passed and report.notes == (
+        "all entries of output are 0 or equal, which hides mistakes: use other weights or inputs",
+        "all gradients of kernel are 0: the outputs do not show how the models use them",
+    )
+    [note] = compare(lambda y: (y, y.argmax(-1) * 0 + 3), lambda y: (y, y.argmax(-1) * 0 + 3)).notes
+    assert note.startswith("all entries of output.1 are 0 or equal") and not compare(same, same).notes
+
+
+class Gated(nn.Module):
+    """A matrix product, to which a gate adds its square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.gate = nn.Parameter(torch.tensor(KERNEL)), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        y = x @ self.kernel
+        return y + self.gate**2 * y**2
+
+
+def test_a_gate_of_zero_is_a_note() -> None:
+    params = {"kernel": KERNEL, "gate": np.zeros((), np.float32)}
+    report = compare_models(lambda p, x: x @ p["kernel"], params, Gated(), ROWS, level="function")
+    assert [note.partition(" are ")[0] for note in report.notes] == [
+        "all entries of gate of torch",
+        "all gradients of gate",
+    ]
+
+
 def test_a_buffer_whose_values_differ_is_a_note() -> None:
     module = Product(lambda y, scale: y * scale, scale=2 * np.arange(6.0, dtype=np.float32))
     params = {"kernel": KERNEL, "scale": np.arange(6.0, dtype=np.float32)}
