@@ -57,6 +57,34 @@ def test_a_kernel_is_matched_by_the_convention_of_its_layer(flax, torch, line):
     assert str(pair) == line
 
 
+@pytest.mark.parametrize(
+    "name", ["my head", "x|y", "p <-> q", "{n}", "a{b+1}c", "(qkv=0 a)", "\n", "5%20", "kernel:0", "\u3000"]
+)
+def test_any_name_of_a_parameter_can_be_matched_and_written_in_a_line(name):
+    shapes = {f"{name}/kernel": (3, 4), "0/bias": (4,)}, {f"{name}.weight": (4, 3), "0.bias": (4,)}
+    found = match(*shapes)
+    assert dict(found.keys()) == dict(zip(*shapes, strict=True))
+    again = match(*shapes, layouts=[str(pair) for pair in found.pairs])
+    assert again.pairs == found.pairs
+    weights = noise(shapes[0])
+    assert all(np.array_equal(found.to_flax(found.to_torch(weights))[key], array) for key, array in weights.items())
+    zero = f"{str(found.pairs[0]).partition(' | ')[0]} | in out <-> 0"
+    assert [*match(shapes[0], {"0.bias": (4,)}, layouts=[zero]).zeros[0].keys] == [f"{name}/kernel"]
+
+
+def test_a_line_with_a_blank_in_a_key_is_refused_with_how_to_write_it():
+    with pytest.raises(InputError, match=r"a key is written without blanks, as in my%20head/kernel$"):
+        match({"my head/kernel": (3, 4)}, {"d.weight": (4, 3)}, layouts=["my head/kernel | in out <-> d.weight | out in"])
+
+
+def test_layers_with_a_blank_in_their_names_are_one_line():
+    flax, torch = ({**dense("a b0", 3, 4, side), **dense("a b1", 3, 4, side)} for side in (True, False))
+    assert lines(match(flax, torch)) == {
+        "a%20b{n}/kernel | in out": "a%20b{n}.weight | out in",
+        "a%20b{n}/bias | width": "a%20b{n}.bias | width",
+    }
+
+
 @pytest.mark.parametrize("names", [("gamma", "beta"), ("g", "b"), ("w", "b"), ("weight", "b"), ("scale", "shift")])
 @pytest.mark.parametrize("module", ["", "norm"])
 def test_parameters_of_the_same_names_are_matched(module, names):
