@@ -99,7 +99,7 @@ class Comparison:
             seed=seed,
         )
         self._source = weights
-        self._evidence = Evidence(axes=model_weights.matrix_axes(torch_module))
+        self._evidence = Evidence(axes=model_weights.matrix_axes(torch_module), tied=model_weights.tied_keys(torch_module))
         self.runs: dict[str, Tensors] = {}
         self.tables: tuple[Table, ...] = ()
         self._graphs: tuple[Graph, Graph] | None = None

@@ -85,6 +85,19 @@ def test_layers_with_a_blank_in_their_names_are_one_line():
     }
 
 
+def test_a_parameter_that_only_one_side_ties_is_named():
+    flax, torch = {"emb/embedding": (20, 8), "head/kernel": (8, 20)}, {"emb.weight": (20, 8)}
+    evidence = Evidence(tied={"head.weight": "emb.weight"})
+    message = r"^torch ties head.weight with emb.weight, and flax has head/kernel \(8, 20\) of its own: tie the two in flax"
+    with pytest.raises(InputError, match=message):
+        match(flax, torch, evidence=evidence)
+    with pytest.raises(InputError, match=r"^no counterpart by name and shape for flax's scale \(8,\)"):
+        match({"emb/embedding": (20, 8), "scale": (8,)}, torch, evidence=evidence)
+    line = "head/kernel | in out <-> head.weight | out in"
+    with pytest.raises(InputError, match=r"torch has head\.weight as emb\.weight, which is the same tensor"):
+        match(flax, torch, layouts=[line], evidence=evidence)
+
+
 @pytest.mark.parametrize("names", [("gamma", "beta"), ("g", "b"), ("w", "b"), ("weight", "b"), ("scale", "shift")])
 @pytest.mark.parametrize("module", ["", "norm"])
 def test_parameters_of_the_same_names_are_matched(module, names):
