@@ -190,7 +190,7 @@ def match(
     matched = _mark_matched_entries(given, zeros, flax, torch)
     known_keys = [keys[:2] for pair in given for keys in pair.arrays()]
     sides = (set(constants), set(optional))
-    lines, (of_flax, of_torch) = match_lines(flax, torch, matched, known_keys, sides, evidence)
+    lines, (of_flax, of_torch) = match_lines(*shapes, matched, known_keys, sides, evidence)
     inferred = tuple(Pair.parse(line, flax, torch, note) for line, note in fold_lines(lines, flax, torch))
     _mark_matched_entries(given + inferred, zeros, flax, torch, complete=(set(flax) - of_flax, set(torch) - of_torch))
     what = "without a counterpart: it keeps its own values"

@@ -30,6 +30,8 @@ from vit_spec import InputError
 Shapes = Mapping[str, tuple[int, ...]]
 MatchedEntries = tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[np.bool_]]]  # masks by key, of flax and of torch
 
+_PARAMETRIZED = "parametrizations"  # the name that torch.nn.utils.parametrize gives the modules of a computed tensor
+
 Uses = tuple[Sequence[str], Sequence[str]]  # keys of flax and of torch, in the order of their first use
 Optional = tuple[set[str], set[str]]  # keys of flax and of torch that need no counterpart
 Candidates = Mapping[tuple[Path, Path], Mapping[str, Rule]]  # modules that can match -> the rule of each role
@@ -309,6 +311,14 @@ def _unmatched_error(
                 "flax: the shapes fit and the names do not decide; give the right one in layouts, such as "
                 f"{module_lines(possible[0], b, candidates[possible[0].path, b.path])[0][0]!r}"
             )
+    parametrized = [key for key in sorted(_keys(torch)) if f".{_PARAMETRIZED}." in f".{key}"]
+    if parametrized:
+        owner, _, name = f".{parametrized[0]}".rpartition(f".{_PARAMETRIZED}.")
+        module, tensor = f"module{owner}", name.partition(".")[0]
+        return InputError(
+            f"no counterpart for torch's {parametrized[0]}, from which the module computes {tensor}: compare a copy after "
+            f"torch.nn.utils.parametrize.remove_parametrizations({module}, {tensor!r}), or give it in layouts"
+        )
     sides = [
         f"{side} {'; '.join(keys[:4])}{'; ...' if len(keys) > 4 else ''}"
         for side, modules in (("torch's", torch), ("flax's", flax))

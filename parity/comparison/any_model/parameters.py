@@ -234,7 +234,7 @@ def _fused_axis(parameter: Parameter, count: int) -> int | None:
     It is an output axis.  In a flax kernel it follows the input axis.  In a torch weight it is the first axis, or the
     second if torch multiplies by the weight from the right.
     """
-    axes = range(1, len(parameter.shape)) if parameter.is_kernel else range(1)
+    axes = range(1, len(parameter.shape)) if parameter.is_kernel else range(min(1, len(parameter.shape)))
     if not parameter.is_kernel and len(parameter.shape) == 2 and parameter.shape[1] == count * parameter.shape[0]:
         return 1
     sizes = parameter.shape

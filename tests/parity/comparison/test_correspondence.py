@@ -85,6 +85,12 @@ def test_layers_with_a_blank_in_their_names_are_one_line():
     }
 
 
+def test_the_shape_of_a_scalar_is_named_as_it_is():
+    with pytest.raises(InputError, match=r"torch's t \(\) and flax's beta \(\);"):
+        match({"beta": ()}, {"t": ()}, layouts=[])
+    assert [str(pair) for pair in match({"qkv": ()}, {"qkv": ()}).pairs] == ["qkv | 1  <->  qkv | 1"]
+
+
 def test_a_parameter_that_only_one_side_ties_is_named():
     flax, torch = {"emb/embedding": (20, 8), "head/kernel": (8, 20)}, {"emb.weight": (20, 8)}
     evidence = Evidence(tied={"head.weight": "emb.weight"})

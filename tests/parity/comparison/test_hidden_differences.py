@@ -186,6 +186,11 @@ def test_an_output_whose_name_has_a_mistake_is_refused() -> None:
         compare(lambda y: {"logits": y, "poled": y + 1}, lambda y: {"logits": y, "pooled": y})
 
 
+def test_a_number_among_the_outputs_is_left_out_and_named() -> None:
+    report = compare(lambda y: (y, 3), lambda y: (y, 3))
+    assert report.skipped_outputs["output.1 of torch"] == "an int, which is no array"
+
+
 def test_an_output_in_half_precision_fails_the_second_check() -> None:
     report = compare(lambda y: y.astype(jnp.float16), lambda y: y.half(), level="precision")
     assert str(report).startswith("FAIL G1")
