@@ -12,7 +12,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.any_model import weights as model_weights
 from parity.comparison.any_model.correspondence import Correspondence, match
 from parity.comparison.any_model.flax_runner import FlaxRunner
-from parity.comparison.any_model.hints import other_momenta, swapped_outputs
+from parity.comparison.any_model.hints import detached_inputs, other_momenta, swapped_outputs
 from parity.comparison.any_model.inputs import as_arrays
 from parity.comparison.any_model.matching import Evidence, Uses
 from parity.comparison.any_model.outputs import (
@@ -36,6 +36,7 @@ from parity.comparison.any_model.trace.origin import (
     find_order,
     find_origin,
     find_wrong_gradient,
+    find_wrong_integers,
 )
 from parity.comparison.any_model.trace.precision import find_imprecise_operation
 from parity.comparison.any_model.trace.tables import Table, find_epsilons, find_rounded_tables
@@ -331,7 +332,8 @@ class Comparison:
         if wrong := [row.name.removeprefix(GRADIENT_OF) for row in self.rows if not row.same_function]:
             found, outputs = find_origin(*self.graphs()), [name for name in wrong if name in self.names]
             if outputs and (found is None or found.kind == "order"):  # the sums of the outputs agree, to 1e-12
-                return find_order(*self.graphs()) if all(map(self._are_reordered, outputs)) else None
+                is_order = all(map(self._are_reordered, outputs))
+                return find_order(*self.graphs()) if is_order else find_wrong_integers(*self.graphs())
             return found or find_wrong_gradient(wrong, self.correspondence)
         imprecise = next((row for row in self.rows if not row.same_precision), None)
         if imprecise is None:
@@ -380,7 +382,9 @@ class Comparison:
         if self._contradicting and not swapped:
             pairs = _listed([f"{a} <-> {b}" for a, b in self._contradicting])
             yield f"the models agree if names do not count: {pairs}; if this is right, say so in layouts"
-        if self.torch.is_detached:
+        if not self.torch.is_detached:
+            yield from detached_inputs(flax, torch)
+        else:
             yield "the outputs of torch have no gradient: the model detaches them, or runs under torch.no_grad()"
         if self._masks is not None:
             yield from self._masks.hints()
