@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from parity.checkpoints.layout import Array
 from parity.comparison.any_model import weights as model_weights
 from parity.comparison.any_model.correspondence import Correspondence, match
 from parity.comparison.any_model.flax_runner import FlaxRunner
-from parity.comparison.any_model.hints import other_momenta, swapped_outputs
+from parity.comparison.any_model.hints import detached_inputs, other_momenta, swapped_outputs
 from parity.comparison.any_model.inputs import as_arrays
 from parity.comparison.any_model.matching import Evidence, Uses
 from parity.comparison.any_model.outputs import (
@@ -35,6 +36,7 @@ from parity.comparison.any_model.trace.origin import (
     find_order,
     find_origin,
     find_wrong_gradient,
+    find_wrong_integers,
 )
 from parity.comparison.any_model.trace.precision import find_imprecise_operation
 from parity.comparison.any_model.trace.tables import Table, find_epsilons, find_rounded_tables
@@ -98,7 +100,7 @@ class Comparison:
             seed=seed,
         )
         self._source = weights
-        self._evidence = Evidence(axes=model_weights.matrix_axes(torch_module))
+        self._evidence = Evidence(axes=model_weights.matrix_axes(torch_module), tied=model_weights.tied_keys(torch_module))
         self.runs: dict[str, Tensors] = {}
         self.tables: tuple[Table, ...] = ()
         self._graphs: tuple[Graph, Graph] | None = None
@@ -330,7 +332,8 @@ class Comparison:
         if wrong := [row.name.removeprefix(GRADIENT_OF) for row in self.rows if not row.same_function]:
             found, outputs = find_origin(*self.graphs()), [name for name in wrong if name in self.names]
             if outputs and (found is None or found.kind == "order"):  # the sums of the outputs agree, to 1e-12
-                return find_order(*self.graphs()) if all(map(self._are_reordered, outputs)) else None
+                is_order = all(map(self._are_reordered, outputs))
+                return find_order(*self.graphs()) if is_order else find_wrong_integers(*self.graphs())
             return found or find_wrong_gradient(wrong, self.correspondence)
         imprecise = next((row for row in self.rows if not row.same_precision), None)
         if imprecise is None:
@@ -379,7 +382,9 @@ class Comparison:
         if self._contradicting and not swapped:
             pairs = _listed([f"{a} <-> {b}" for a, b in self._contradicting])
             yield f"the models agree if names do not count: {pairs}; if this is right, say so in layouts"
-        if self.torch.is_detached:
+        if not self.torch.is_detached:
+            yield from detached_inputs(flax, torch)
+        else:
             yield "the outputs of torch have no gradient: the model detaches them, or runs under torch.no_grad()"
         if self._masks is not None:
             yield from self._masks.hints()
@@ -393,9 +398,10 @@ class Comparison:
             if x.size > 1 and (x == x.flat[0]).all():
                 yield f"all entries of input {n} are {x.flat[0]}: a model that ignores it would pass; use others"
         used = self.torch.weights
-        constant = [key for key, array in used.items() if array.size > 1 and array.min() == array.max() in (0.0, 1.0)]
+        constant = [key for key, array in used.items() if array.size and array.min() == array.max() in (0.0, 1.0)]
         if constant:
             yield f"all entries of {_listed(constant)} of torch are 0 or 1, which hides mistakes: perturb the weights first"
+        yield from self._notes_on_tensors()
         if fixed := self._unequal_fixed_keys():
             which = f"{_listed(fixed)} of torch, which no optimizer trains"
             yield f"the values of {which}, differ between the two models: both ran with those of {self._source}"
@@ -410,6 +416,23 @@ class Comparison:
             if missing := sorted(updated - {name.removeprefix(STATISTICS) for name in self._statistics()}):
                 what = "of torch, which are not compared: use mutable=['batch_stats']"
                 yield f"flax does not return {_listed(missing)} {what}"
+
+    def _notes_on_tensors(self) -> Iterator[str]:
+        """Yield what the comparison cannot show, because outputs or gradients of PyTorch have one value."""
+        computed = self.runs["torch float64"]
+        if equal := [name for name in self.names if _is_constant(computed[name])]:
+            yield f"all entries of {_listed(equal)} are 0 or equal, which hides mistakes: use other weights or inputs"
+        if self.torch.is_detached:  # which is a hint
+            return
+        held = {key for zero in self.correspondence.zeros for key in zero.keys}
+        keys = [key for key in self.torch.weights if key not in held and f"{GRADIENT_OF}{key}" in computed]
+        if unused := [key for key in keys if not computed[f"{GRADIENT_OF}{key}"].any()]:
+            yield f"all gradients of {_listed(unused)} are 0: the outputs do not show how the models use them"
+
+
+def _is_constant(array: Array) -> bool:
+    """Return whether all entries of an array are equal; a single one says nothing unless it is 0."""
+    return bool(array.size and (array == array.flat[0]).all() and (array.size > 1 or not array.any()))
 
 
 def _listed(keys: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ message quotes a line that resolves the ambiguity.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.any_model.folding import fold_lines
 from parity.comparison.any_model.lines import ARROW, Pair, Zero
 from parity.comparison.any_model.matching import Evidence, MatchedEntries, match_lines
-from parity.comparison.any_model.names import numbers
+from parity.comparison.any_model.names import numbers, unquote_key
 from parity.comparison.any_model.parameters import Axes
 from parity.comparison.any_model.rules import SQUARE, SQUARE_AS_IT_IS, SQUARE_REVERSED
 from vit_spec import InputError
@@ -154,7 +154,7 @@ def match(
     flax: Shapes,
     torch: Shapes,
     *,
-    layouts: Iterable[str] = (),
+    layouts: Sequence[str] = (),
     skipped: Mapping[str, str] | None = None,
     optional: Iterable[str] = (),
     constants: Iterable[str] = (),
@@ -178,13 +178,19 @@ def match(
             or a line of `layouts` is wrong.
     """
     shapes, (flax, torch) = (flax, torch), ({key: shape or (1,) for key, shape in side.items()} for side in (flax, torch))
+    evidence = evidence or Evidence()
+    for line in layouts:
+        key = unquote_key(line.partition(ARROW)[2].partition("|")[0].strip())
+        if key in evidence.tied:
+            what = f"torch has {key} as {evidence.tied[key]}, which is the same tensor"
+            raise InputError(f"layout {line.strip()!r}: {what}: one line for that key is for both")
     parsed = [Zero.parse(line, flax, torch) or Pair.parse(line, flax, torch) for line in layouts]
     given = tuple(each for each in parsed if isinstance(each, Pair))
     zeros = tuple(each for each in parsed if isinstance(each, Zero))
     matched = _mark_matched_entries(given, zeros, flax, torch)
     known_keys = [keys[:2] for pair in given for keys in pair.arrays()]
     sides = (set(constants), set(optional))
-    lines, (of_flax, of_torch) = match_lines(flax, torch, matched, known_keys, sides, evidence or Evidence())
+    lines, (of_flax, of_torch) = match_lines(*shapes, matched, known_keys, sides, evidence)
     inferred = tuple(Pair.parse(line, flax, torch, note) for line, note in fold_lines(lines, flax, torch))
     _mark_matched_entries(given + inferred, zeros, flax, torch, complete=(set(flax) - of_flax, set(torch) - of_torch))
     what = "without a counterpart: it keeps its own values"

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import product
 from typing import Any
 
+from parity.comparison.any_model.names import unquote_key
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -17,13 +19,15 @@ def fold_lines(lines: Sequence[tuple[str, str]], flax: Shapes, torch: Shapes) ->
     groups: dict[Any, list[list[str]]] = defaultdict(list)
     for line, note in lines:
         a, b = _line_keys(line)
-        groups[re.sub(r"[0-9]+", "#", line), flax[a], torch[b], note].append(re.split(r"([0-9]+)", line))
+        groups[re.sub(r"[0-9]+", "#", line), flax[unquote_key(a)], torch[unquote_key(b)], note].append(
+            re.split(r"([0-9]+)", line)
+        )
     keys = flax.keys() | torch.keys()
     return [(line, note) for (*_, note), group in groups.items() for line in _fold_group(group, keys)]
 
 
 def _line_keys(line: str) -> list[str]:
-    """Return the flax key and the torch key of a line."""
+    """Return the flax key and the torch key of a line, as it writes them."""
     return [side.partition("|")[0].strip() for side in line.split("<->")]
 
 
@@ -45,7 +49,9 @@ def _fold_group(lines: list[list[str]], keys: Set[str]) -> list[str]:
         for line in lines:
             groups["".join(token for n, token in enumerate(line) if n not in (i, j))].append(line)
         folded = [(_with_axis(group[0], i, j), len(group)) for group in groups.values()]
-        next_keys = [re.sub(r"{\w+}", str(n), key) for line, n in folded for key in _line_keys(line) if "{" in key]
+        next_keys = [
+            unquote_key(re.sub(r"{\w+}", str(n), key)) for line, n in folded for key in _line_keys(line) if "{" in key
+        ]
         columns = [[line[n] for line in group] for group in groups.values() for n in (i, j)]
         if all(column == [*map(str, range(len(column)))] for column in columns) and not keys & {*next_keys}:
             return [line for line, _ in folded]

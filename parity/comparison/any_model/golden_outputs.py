@@ -72,6 +72,9 @@ def verify(path: Path, report: Report, test: str) -> list[str]:
 def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], report: Report) -> Iterator[str]:
     """Yield a clause for each output that differs from the recorded one in float64, and for each changed float32 error."""
     for name, tensor in recorded.items():
+        if (shape := report.runs[f"{side} float64"][name].shape) != tensor.shape:
+            yield f"{name} has the shape {shape}, and {tensor.shape} was recorded"
+            continue
         difference = ErrorNorms.of(report.runs[f"{side} float64"][name], tensor).relative_rms()
         if not difference <= FLOAT64_TOLERANCE:
             tolerance = f"tolerance {FLOAT64_TOLERANCE:.0e}"

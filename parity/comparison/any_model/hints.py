@@ -1,10 +1,10 @@
-"""Mistakes that the tensors of a failed comparison show by themselves: swapped outputs, and momenta of batch norms."""
+"""Mistakes that the tensors of a failed comparison show by themselves: swapped outputs, detached inputs, other momenta."""
 
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from parity.comparison.any_model.report import STATISTICS, Tensors
+from parity.comparison.any_model.report import GRADIENT_OF, GRADIENT_OF_INPUT, STATISTICS, Tensors
 from parity.comparison.any_model.tensor_comparison import error_of
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 
@@ -26,6 +26,14 @@ def swapped_outputs(flax: Tensors, torch: Tensors, names: Mapping[str, str]) -> 
         ]
         if agreeing and name not in agreeing:
             yield f"{name} of flax is {names[agreeing[0]]} of torch: return the outputs in the same order"
+
+
+def detached_inputs(flax: Tensors, torch: Tensors) -> Iterator[str]:
+    """Yield a line for each input that a gradient reaches in one of the models alone; arguments as in `swapped_outputs`."""
+    for name in (name for name in torch if name.startswith(GRADIENT_OF_INPUT)):
+        sides = [side for side, tensors in (("flax", flax), ("torch", torch)) if not tensors[name].any()]
+        if len(sides) == 1:
+            yield f"no gradient of {sides[0]} reaches {name.removeprefix(GRADIENT_OF)}: the model detaches it, or rounds it"
 
 
 def other_momenta(

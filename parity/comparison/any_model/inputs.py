@@ -24,7 +24,7 @@ def as_arrays(inputs: Any) -> list[Array]:
 def _as_array(x: Any, n: int) -> Array:
     try:
         if hasattr(x, "detach"):
-            tensor = x.detach().cpu()
+            tensor = x.detach().cpu().resolve_conj().resolve_neg()  # NumPy has no lazy conjugation or negation
             array = np.asarray(tensor.float() if tensor.is_floating_point() else tensor)  # NumPy has no bfloat16
         else:
             array = np.asarray(x)

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from parity.checkpoints.layout import Array, Indices, Layout, Sizes
+from parity.comparison.any_model.names import quote_key, unquote_key
 from parity.comparison.any_model.parameters import FUSED
 from vit_spec import InputError, nearest
 
@@ -46,7 +47,7 @@ class Pair:
         if not arrow:
             raise InputError(f"layout {line.strip()!r}: write it as `flax key | axes {ARROW} torch key | axes`")
         (left, of_left), (right, of_right) = _split_signs(left), _split_signs(right)
-        a, b = Layout.parse(left), Layout.parse(right)
+        a, b = _parse_layout(left), _parse_layout(right)
         if no_axes := sorted(
             (of_left | of_right) - {axis.name for axis in a.array_axes if axis.parameter_axis == axis.name}
         ):
@@ -63,7 +64,7 @@ class Pair:
         for numbers in product(*(range(self.sizes[axis]) for axis in in_keys)):
             indices = dict(zip(in_keys, numbers, strict=True))
             [(a, _)], [(b, _)] = self.flax.indexed_keys(self.sizes, indices), self.torch.indexed_keys(self.sizes, indices)
-            yield a, b, indices, axes
+            yield unquote_key(a), unquote_key(b), indices, axes
 
     def matrix_axes(self, side: str) -> list[str]:
         """Return the axes of the parameter in one array, "flax" or "torch", without those in its key."""
@@ -120,23 +121,40 @@ class Zero:
         if (left == "0") == (right == "0"):
             return None
         side, text, shapes = ("torch", right, torch) if left == "0" else ("flax", left, flax)
-        layout = Layout.parse(text)
+        layout = _parse_layout(text)
         return cls(side, layout, _axis_sizes(line.strip(), lengths, (layout, shapes, side)))
 
     @property
     def keys(self) -> list[str]:
         """The keys of the arrays."""
-        return self.layout.keys(self.sizes)
+        return _keys(self.layout, self.sizes)
 
     def views(self, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
         """Yield the key of each of these arrays that has entries of the parameter, with a view of them."""
         axes = [axis for axis in self.layout.parameter_axes if axis not in self.layout.key_axes]
-        for key, indices in self.layout.indexed_keys(self.sizes, {}):
-            if key in arrays:
+        for quoted, indices in self.layout.indexed_keys(self.sizes, {}):
+            if (key := unquote_key(quoted)) in arrays:
                 yield key, self.layout.view(arrays[key], self.sizes, indices, axes)
 
     def __str__(self) -> str:
         return f"{self.layout}  {ARROW}  0" if self.side == "flax" else f"0  {ARROW}  {self.layout}"
+
+
+def _parse_layout(text: str) -> Layout:
+    """Return the layout that one side of a line describes.
+
+    Raises:
+        InputError: it is malformed.
+    """
+    key = text.partition("|")[0].strip()
+    if re.search(r"\s", key):
+        raise InputError(f"layout {text.strip()!r}: a key is written without blanks, as in {quote_key(key)}")
+    return Layout.parse(text)
+
+
+def _keys(layout: Layout, sizes: Sizes) -> list[str]:
+    """Return the keys of the arrays of a layout, as the model has them."""
+    return [unquote_key(key) for key in layout.keys(sizes)]
 
 
 def _split_lengths(line: str) -> tuple[str, dict[str, int]]:
@@ -172,9 +190,9 @@ def _axis_sizes(line: str, lengths: Mapping[str, int], *sides: tuple[Layout, Sha
     for layout, shapes, side in sides:
         for axis in layout.key_axes:
             sizes.setdefault(axis, _count_keys(layout, axis, shapes))
-        key = layout.key.format_map(dict.fromkeys(layout.key_axes, 0))
-        if key not in shapes:
-            raise InputError(f"layout {line!r}: {side} has no {key}{nearest(key, shapes)}")
+        quoted = layout.key.format_map(dict.fromkeys(layout.key_axes, 0))
+        if (key := unquote_key(quoted)) not in shapes:
+            raise InputError(f"layout {line!r}: {side} has no {quoted}{nearest(quoted, [*map(quote_key, shapes)])}")
         if len(shapes[key]) != len(layout.dims):
             raise InputError(f"layout {line!r}: {side}'s {key} has shape {shapes[key]}, not {len(layout.dims)} dimensions")
         equations += [([axis.name for axis in dim], n) for dim, n in zip(layout.dims, shapes[key], strict=True)]
@@ -192,7 +210,7 @@ def _axis_sizes(line: str, lengths: Mapping[str, int], *sides: tuple[Layout, Sha
             f"its axis, as in {missing[0]}:4"
         )
     if not all(_fits(layout, sizes, shapes) for layout, shapes, _ in sides):
-        found = [f"{key} {shapes.get(key)}" for layout, shapes, _ in sides for key in layout.keys(sizes)[:1]]
+        found = [f"{key} {shapes.get(key)}" for layout, shapes, _ in sides for key in _keys(layout, sizes)[:1]]
         raise InputError(f"layout {line!r}: its axes do not fit {' and '.join(found)}, or do not fit all of its keys")
     return sizes
 
@@ -215,12 +233,12 @@ def _fits(layout: Layout, sizes: Sizes, shapes: Shapes) -> bool:
         axis.start + (sizes[axis.parameter_axis] if axis.parameter_axis else 1) <= sizes[axis.name]
         for axis in layout.array_axes
     )
-    return inside and all(shapes.get(key) == layout.shape(sizes) for key in layout.keys(sizes))
+    return inside and all(shapes.get(key) == layout.shape(sizes) for key in _keys(layout, sizes))
 
 
 def _count_keys(layout: Layout, axis: str, shapes: Shapes) -> int:
     """Return the number of keys, counted from 0, that exist for an axis in the key."""
     n = 0
-    while layout.key.format_map({**dict.fromkeys(layout.key_axes, 0), axis: n}) in shapes:
+    while unquote_key(layout.key.format_map({**dict.fromkeys(layout.key_axes, 0), axis: n})) in shapes:
         n += 1
     return n

@@ -30,6 +30,8 @@ from vit_spec import InputError
 Shapes = Mapping[str, tuple[int, ...]]
 MatchedEntries = tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[np.bool_]]]  # masks by key, of flax and of torch
 
+_PARAMETRIZED = "parametrizations"  # the name that torch.nn.utils.parametrize gives the modules of a computed tensor
+
 Uses = tuple[Sequence[str], Sequence[str]]  # keys of flax and of torch, in the order of their first use
 Optional = tuple[set[str], set[str]]  # keys of flax and of torch that need no counterpart
 Candidates = Mapping[tuple[Path, Path], Mapping[str, Rule]]  # modules that can match -> the rule of each role
@@ -42,11 +44,13 @@ class Evidence:
     uses: for both sides, the keys in the order in which a forward pass first uses them; it decides where names do not.
     uses_first: whether this order decides before names.
     axes: the order of the axes of PyTorch's matrices by key, where it is known.
+    tied: the further keys of PyTorch's tensors that have several, with the first key of each.
     """
 
     uses: Uses | None = None
     uses_first: bool = False
     axes: Mapping[str, Axes] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
 
 
 def match_lines(
@@ -163,7 +167,7 @@ def _match_modules(
     flax_left = [a for a in flax_left if not _keys([a]) <= of_flax]
     torch_left = [b for b in torch_left if not _keys([b]) <= of_torch]
     if torch_left or flax_left:
-        raise _unmatched_error(flax_left, torch_left, candidates)
+        raise _unmatched_error(flax_left, torch_left, candidates, evidence.tied)
     ordered = {
         b.path for b in torch if b.path in chosen and _is_matched_by_order(by_path[chosen[b.path]], b, flax, candidates)
     }
@@ -284,8 +288,17 @@ def _keys(modules: Iterable[Module]) -> set[str]:
     return {each.key for module in modules for each in module.parameters.values()}
 
 
-def _unmatched_error(flax: list[Module], torch: list[Module], candidates: Candidates) -> InputError:
+def _unmatched_error(
+    flax: list[Module], torch: list[Module], candidates: Candidates, tied: Mapping[str, str]
+) -> InputError:
     """Return the error for modules that are left unmatched."""
+    for key, first_key in tied.items() if not torch else ():
+        path = torch_parameter(key, ()).path
+        if own := [a for a in flax if similarity(a.path, path) > 0]:
+            return InputError(
+                f"torch ties {key} with {first_key}, and flax has {_describe_keys(own[0])} of its own: "
+                f"tie the two in flax as well, or give torch a tensor of its own for {key}"
+            )
     for b in torch:
         possible = [a for a in flax if (a.path, b.path) in candidates]
         best = max((similarity(a.path, b.path) for a in possible), default=0.0)
@@ -298,6 +311,14 @@ def _unmatched_error(flax: list[Module], torch: list[Module], candidates: Candid
                 "flax: the shapes fit and the names do not decide; give the right one in layouts, such as "
                 f"{module_lines(possible[0], b, candidates[possible[0].path, b.path])[0][0]!r}"
             )
+    parametrized = [key for key in sorted(_keys(torch)) if f".{_PARAMETRIZED}." in f".{key}"]
+    if parametrized:
+        owner, _, name = f".{parametrized[0]}".rpartition(f".{_PARAMETRIZED}.")
+        module, tensor = f"module{owner}", name.partition(".")[0]
+        return InputError(
+            f"no counterpart for torch's {parametrized[0]}, from which the module computes {tensor}: compare a copy after "
+            f"torch.nn.utils.parametrize.remove_parametrizations({module}, {tensor!r}), or give it in layouts"
+        )
     sides = [
         f"{side} {'; '.join(keys[:4])}{'; ...' if len(keys) > 4 else ''}"
         for side, modules in (("torch's", torch), ("flax's", flax))

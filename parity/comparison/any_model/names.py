@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from urllib.parse import quote, unquote
 
 # One word -> its spellings in libraries; letters only, lower case.
 SPELLINGS = {
@@ -61,3 +62,16 @@ def similarity(a: tuple[str, ...], b: tuple[str, ...]) -> float:
     left, right = bag_of_words(a), bag_of_words(b)
     total = left.total() + right.total()
     return 2 * (left & right).total() / total if total else 0.0
+
+
+_NOT_IN_LINES = re.compile(r"[\s\x00-\x1f\x7f|{}%]|<(?=->)|:(?=[0-9])")  # what separates the parts of a line of a mapping
+
+
+def quote_key(key: str) -> str:
+    """Return a key as the lines of a mapping write it: percent-encoded, as in my%20head.weight, where it is not plain."""
+    return _NOT_IN_LINES.sub(lambda match: quote(match[0], safe=""), key)
+
+
+def unquote_key(key: str) -> str:
+    """Return the key that a line of a mapping writes like this; the inverse of `quote_key`."""
+    return unquote(key)

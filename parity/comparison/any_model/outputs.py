@@ -72,7 +72,8 @@ def pair_outputs(flax: Sequence[str], torch: Sequence[str], selected: Sequence[s
 
 def not_compared(side: str, other_types: Mapping[str, str], names: Mapping[str, Any], compared: Any) -> dict[str, str]:
     """Return why parts of a return value are not compared."""
-    out = {f"{name} of {side}": f"a {kind}, which is no array" for name, kind in other_types.items()}
+    kinds = {name: f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}" for name, kind in other_types.items()}
+    out = {f"{name} of {side}": f"{kind}, which is no array" for name, kind in kinds.items()}
     return out | {f"{name} of {side}": "not compared" for name in names if name not in compared}
 
 
@@ -174,7 +175,7 @@ def default_loss(outputs: Mapping[str, Any], seed: int, asarray: Callable[..., A
     asarray: makes of an array of NumPy one of the framework, in the dtype of the run.
 
     Raises:
-        InputError: no output has floating-point entries.
+        InputError: no output has floating-point entries, or any entries.
     """
     rng, terms = np.random.default_rng(seed + 1), []
     for output in outputs.values():
@@ -186,6 +187,8 @@ def default_loss(outputs: Mapping[str, Any], seed: int, asarray: Callable[..., A
             terms.append((error**2).mean())
     if not terms:
         kinds = ", ".join(f"{name} ({output.dtype} {tuple(output.shape)})" for name, output in outputs.items())
+        if outputs and all(0 in output.shape for output in outputs.values()):
+            raise InputError(f"no output has an entry, {kinds}: give inputs with at least one example")
         what = f"of what is compared, {kinds or 'nothing'}, nothing has floating-point entries"
         raise InputError(f"{what}: compare other outputs, such as the logits")
     return sum(terms[1:], terms[0])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from parity.comparison.any_model.names import words
+from parity.comparison.any_model.names import quote_key, words
 
 Path = tuple[str, ...]
 
@@ -73,7 +73,7 @@ class Parameter(NamedTuple):
         """
         dims = [" ".join(entry if isinstance(entry, str) else axes[entry] for entry in dim) for dim in self.dims]
         texts = [" ".join(word for word in dim.split() if word != "1") or "1" for dim in dims]
-        return f"{self.key} | {' '.join(f'({dim})' if ' ' in dim else dim for dim in texts) or '1'}"
+        return f"{quote_key(self.key)} | {' '.join(f'({dim})' if ' ' in dim else dim for dim in texts) or '1'}"
 
     def part(self, axis: int, name: str, index: int, length: int, path: Path) -> "Parameter":
         """Return one of `length` equal parts along an axis, as a parameter of the module `path`.
@@ -234,7 +234,7 @@ def _fused_axis(parameter: Parameter, count: int) -> int | None:
     It is an output axis.  In a flax kernel it follows the input axis.  In a torch weight it is the first axis, or the
     second if torch multiplies by the weight from the right.
     """
-    axes = range(1, len(parameter.shape)) if parameter.is_kernel else range(1)
+    axes = range(1, len(parameter.shape)) if parameter.is_kernel else range(min(1, len(parameter.shape)))
     if not parameter.is_kernel and len(parameter.shape) == 2 and parameter.shape[1] == count * parameter.shape[0]:
         return 1
     sizes = parameter.shape

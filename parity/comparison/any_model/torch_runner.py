@@ -172,7 +172,7 @@ def _torch_host(tensor: Any) -> Array:
     """Return a tensor as an array of NumPy; bfloat16 as float32, in which it is exact."""
     import torch
 
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()  # NumPy has no lazy conjugation or negation
     return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 

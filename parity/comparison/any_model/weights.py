@@ -95,31 +95,42 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
     parameters are optional, running statistics are not.
 
     Raises:
-        InputError: `module` is not a torch.nn.Module, or has a complex parameter.
+        InputError: `module` is not a torch.nn.Module, is compiled by TorchScript, or has a complex parameter.
     """
     import torch
 
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"torch_module is a {type(module).__name__}: give a torch.nn.Module")
+    for path, inner in module.named_modules():
+        if isinstance(inner, torch.jit.ScriptModule):
+            what = "is a module of TorchScript, whose operations cannot be traced"
+            raise InputError(f"{path and f'{path} of '}torch_module {what}: give the module that torch.jit was given")
     tensors: Tensors = {}
     skipped: dict[str, str] = {}
-    first_keys: dict[int, str] = {}
-    state = {**module.state_dict(keep_vars=True)}
-    for key, tensor in state.items():
+    tied = tied_keys(module)
+    for key, tensor in module.state_dict(keep_vars=True).items():
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             if isinstance(tensor, torch.nn.Parameter) and tensor.is_complex():
                 raise InputError(
                     f"{key} of torch is a complex parameter: store its real and imaginary parts, as a real tensor"
                 )
             skipped[key] = "not real numbers, so no weights: it keeps its own values"
-        elif (first_key := first_keys.setdefault(id(tensor), key)) != key:
-            skipped[key] = f"the same tensor as {first_key}"
+        elif key in tied:
+            skipped[key] = f"the same tensor as {tied[key]}"
         else:
-            tensors[key] = tensor.detach().cpu().to(torch.float64).numpy()
+            tensors[key] = tensor.detach().cpu().to(torch.float64).resolve_neg().numpy()
     statistics = ("running_mean", "running_var")
     frozen = frozen_keys(module)
     buffers = {key for key, _ in module.named_buffers() if key.rpartition(".")[2] not in statistics}
     return tensors, skipped, buffers | frozen
+
+
+def tied_keys(module: Any) -> dict[str, str]:
+    """Return the further keys of the tensors that a module has under several keys, with the first key of each."""
+    first_keys: dict[int, str] = {}
+    state = {**module.state_dict(keep_vars=True)}
+    both = {key: first_keys.setdefault(id(tensor), key) for key, tensor in state.items()}
+    return {key: first_key for key, first_key in both.items() if key != first_key}
 
 
 def frozen_keys(module: Any) -> set[str]:

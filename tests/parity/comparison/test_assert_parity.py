@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,10 @@ def test_parameters_that_are_not_those_of_the_flax_model_are_refused() -> None:
 
 def test_a_torch_model_that_is_not_a_module_is_refused() -> None:
     check_refused("torch_module is a function: give a torch.nn.Module", other=lambda x: x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, that TorchScript is deprecated
+        scripted = nn.Sequential(torch.jit.script(nn.Linear(4, 2)))
+    check_refused("0 of torch_module is a module of TorchScript.*: give the module that torch.jit", other=scripted)
 
 
 @pytest.mark.parametrize(
@@ -370,13 +375,23 @@ def test_tensors_of_any_framework_and_dtype_are_inputs() -> None:
         assert_parity(model.apply, random_variables(model, ROWS), nn.Linear(4, 2), each, level="function")
 
 
+@pytest.mark.parametrize(("name", "parametrized"), [("weight_norm", "original0"), ("spectral_norm", "original")])
+def test_a_parametrized_weight_is_refused_with_what_to_do(name: str, parametrized: str) -> None:
+    other = nn.Sequential(getattr(nn.utils.parametrizations, name)(nn.Linear(4, 2)))
+    message = (
+        rf"^no counterpart for torch's 0\.parametrizations\.weight\.{parametrized}, from which the module computes weight: "
+        r"compare a copy after torch\.nn\.utils\.parametrize\.remove_parametrizations\(module\.0, 'weight'\)"
+    )
+    check_refused(message, other=other)
+
+
 def test_outputs_without_floating_point_entries_are_refused() -> None:
     check_refused(
         r"of what is compared, output \(int64 \(3,\)\), nothing has floating-point entries",
         apply=lambda p, x: Linear().apply(p, x).argmax(-1),
         other=WrappedLinear(after=lambda y: y.argmax(-1)),
     )
-    check_refused("nothing has floating-point entries", inputs=ROWS[:0])
+    check_refused(r"no output has an entry, output \(float64 \(0, 2\)\): give inputs with at least one", inputs=ROWS[:0])
 
 
 @pytest.mark.parametrize(("first", "is_same"), [(2**40, True), (2**40 + 1, False)])
@@ -479,6 +494,12 @@ def test_changed_outputs_fail_with_the_framework_and_its_versions(project: Any) 
         in printed
     )
     assert "torch has changed: in float64 output differs by" in printed and "torch 2.0.1 -> " in printed
+
+
+def test_an_output_of_another_shape_fails_with_both_shapes(project: Any) -> None:
+    project("--parity-record")
+    edit_golden_file(project.golden, lambda _, arrays: arrays.update(output=arrays["output"][:2]))
+    assert "flax has changed: output has the shape (3, 2), and (2, 2) was recorded; the versions" in project()[1]
 
 
 def test_a_changed_float32_error_fails_with_that_framework_alone(project: Any) -> None:

@@ -57,6 +57,53 @@ def test_a_kernel_is_matched_by_the_convention_of_its_layer(flax, torch, line):
     assert str(pair) == line
 
 
+@pytest.mark.parametrize(
+    "name", ["my head", "x|y", "p <-> q", "{n}", "a{b+1}c", "(qkv=0 a)", "\n", "5%20", "kernel:0", "\u3000"]
+)
+def test_any_name_of_a_parameter_can_be_matched_and_written_in_a_line(name):
+    shapes = {f"{name}/kernel": (3, 4), "0/bias": (4,)}, {f"{name}.weight": (4, 3), "0.bias": (4,)}
+    found = match(*shapes)
+    assert dict(found.keys()) == dict(zip(*shapes, strict=True))
+    again = match(*shapes, layouts=[str(pair) for pair in found.pairs])
+    assert again.pairs == found.pairs
+    weights = noise(shapes[0])
+    assert all(np.array_equal(found.to_flax(found.to_torch(weights))[key], array) for key, array in weights.items())
+    zero = f"{str(found.pairs[0]).partition(' | ')[0]} | in out <-> 0"
+    assert [*match(shapes[0], {"0.bias": (4,)}, layouts=[zero]).zeros[0].keys] == [f"{name}/kernel"]
+
+
+def test_a_line_with_a_blank_in_a_key_is_refused_with_how_to_write_it():
+    with pytest.raises(InputError, match=r"a key is written without blanks, as in my%20head/kernel$"):
+        match({"my head/kernel": (3, 4)}, {"d.weight": (4, 3)}, layouts=["my head/kernel | in out <-> d.weight | out in"])
+
+
+def test_layers_with_a_blank_in_their_names_are_one_line():
+    flax, torch = ({**dense("a b0", 3, 4, side), **dense("a b1", 3, 4, side)} for side in (True, False))
+    assert lines(match(flax, torch)) == {
+        "a%20b{n}/kernel | in out": "a%20b{n}.weight | out in",
+        "a%20b{n}/bias | width": "a%20b{n}.bias | width",
+    }
+
+
+def test_the_shape_of_a_scalar_is_named_as_it_is():
+    with pytest.raises(InputError, match=r"torch's t \(\) and flax's beta \(\);"):
+        match({"beta": ()}, {"t": ()}, layouts=[])
+    assert [str(pair) for pair in match({"qkv": ()}, {"qkv": ()}).pairs] == ["qkv | 1  <->  qkv | 1"]
+
+
+def test_a_parameter_that_only_one_side_ties_is_named():
+    flax, torch = {"emb/embedding": (20, 8), "head/kernel": (8, 20)}, {"emb.weight": (20, 8)}
+    evidence = Evidence(tied={"head.weight": "emb.weight"})
+    message = r"^torch ties head.weight with emb.weight, and flax has head/kernel \(8, 20\) of its own: tie the two in flax"
+    with pytest.raises(InputError, match=message):
+        match(flax, torch, evidence=evidence)
+    with pytest.raises(InputError, match=r"^no counterpart by name and shape for flax's scale \(8,\)"):
+        match({"emb/embedding": (20, 8), "scale": (8,)}, torch, evidence=evidence)
+    line = "head/kernel | in out <-> head.weight | out in"
+    with pytest.raises(InputError, match=r"torch has head\.weight as emb\.weight, which is the same tensor"):
+        match(flax, torch, layouts=[line], evidence=evidence)
+
+
 @pytest.mark.parametrize("names", [("gamma", "beta"), ("g", "b"), ("w", "b"), ("weight", "b"), ("scale", "shift")])
 @pytest.mark.parametrize("module", ["", "norm"])
 def test_parameters_of_the_same_names_are_matched(module, names):

@@ -62,6 +62,16 @@ def test_both_parts_of_a_complex_output_are_compared() -> None:
     assert [row.name for row in report.rows if row.name.startswith("output") and not row.same_function] == ["output.imag"]
 
 
+def test_conjugates_that_pytorch_computes_lazily_are_compared() -> None:
+    lazy = torch.tensor([[1 + 2j]] * 3).conj()
+    inputs = (ROWS, torch.tensor(ROWS * 2j).conj().imag)
+    assert compare(lambda y, z: (y * 2j).conj() + z[:, :1], lambda y, z: (y * 2j).conj() + z[:, :1], inputs).passed
+    other = Product(lambda y, z: ((y * 2j).conj() * z).conj().imag)
+    other.register_buffer("lazy", lazy)
+    report = compare(lambda y: ((y * 2j).conj() * (1 - 2j)).conj().imag * 2, other)
+    assert report.first.name == "output" and "mul" in str(report.origin)
+
+
 PHASES = np.exp(1j * RNG.standard_normal((3, 6))).astype(np.complex64)
 
 
@@ -149,6 +159,21 @@ def test_masked_entries_do_not_hide_the_others(masked: float) -> None:
     assert not compare(flax, lambda y: torch.where(torch.tensor(HIDDEN), masked * 1.001, y)).passed or masked == -np.inf
 
 
+@pytest.mark.parametrize("large", [1e5, 1e7])
+def test_large_entries_do_not_hide_the_others(large: float) -> None:
+    def torch_scaled(of_others: float) -> Callable[..., Any]:
+        return lambda y: torch.where(torch.tensor(HIDDEN), y * large, y * of_others)
+
+    def flax(y: Any) -> Any:
+        return jnp.where(HIDDEN, y * large, y)
+
+    assert compare(flax, torch_scaled(1.0)).passed
+    wrong = compare(flax, torch_scaled(1 + 1e-6))
+    assert wrong.first.name == "output" and wrong.first.difference == pytest.approx(1e-6, rel=0.01)
+    # What is left of a difference of large numbers has rounding errors of their size.
+    assert compare(lambda y: jnp.where(HIDDEN, y * large, (y * large + y) - y * large), torch_scaled(1.0)).passed
+
+
 def test_a_gradient_that_is_nan_in_both_models_is_refused() -> None:
     message = "gradient of kernel is NaN in both models.*give a loss that has a gradient"
     with pytest.raises(InputError, match=message):
@@ -159,6 +184,11 @@ def test_an_output_whose_name_has_a_mistake_is_refused() -> None:
     message = "flax returns output.logits, output.poled and torch output.logits, output.pooled.*as in 'poled <-> pooled'"
     with pytest.raises(InputError, match=message):
         compare(lambda y: {"logits": y, "poled": y + 1}, lambda y: {"logits": y, "pooled": y})
+
+
+def test_a_number_among_the_outputs_is_left_out_and_named() -> None:
+    report = compare(lambda y: (y, 3), lambda y: (y, 3))
+    assert report.skipped_outputs["output.1 of torch"] == "an int, which is no array"
 
 
 def test_an_output_in_half_precision_fails_the_second_check() -> None:
@@ -424,6 +454,37 @@ def test_fresh_weights_and_constant_inputs_are_a_note() -> None:
     flax: Any = {"kernel": KERNEL * 0}
     text = str(compare_models(lambda p, x: x @ p["kernel"], flax, module, ROWS, level="function"))
     assert "note: all entries of kernel of torch are 0 or 1, which hides mistakes" in text
+
+
+def test_outputs_and_gradients_that_are_zero_are_a_note() -> None:
+    report = compare(lambda y: 0 * jax.nn.gelu(y), lambda y: 0 * y.relu())
+    assert report.passed and report.notes == (
+        "all entries of output are 0 or equal, which hides mistakes: use other weights or inputs",
+        "all gradients of kernel are 0: the outputs do not show how the models use them",
+    )
+    [note] = compare(lambda y: (y, y.argmax(-1) * 0 + 3), lambda y: (y, y.argmax(-1) * 0 + 3)).notes
+    assert note.startswith("all entries of output.1 are 0 or equal") and not compare(same, same).notes
+
+
+class Gated(nn.Module):
+    """A matrix product, to which a gate adds its square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.gate = nn.Parameter(torch.tensor(KERNEL)), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        y = x @ self.kernel
+        return y + self.gate**2 * y**2
+
+
+def test_a_gate_of_zero_is_a_note() -> None:
+    params = {"kernel": KERNEL, "gate": np.zeros((), np.float32)}
+    report = compare_models(lambda p, x: x @ p["kernel"], params, Gated(), ROWS, level="function")
+    assert [note.partition(" are ")[0] for note in report.notes] == [
+        "all entries of gate of torch",
+        "all gradients of gate",
+    ]
 
 
 def test_a_buffer_whose_values_differ_is_a_note() -> None:

@@ -500,6 +500,77 @@ def test_results_that_differ_in_their_order_alone_are_not_said_to_differ_by_a_ro
     assert str(replace(origin, difference=6.7e-12)).endswith("the results differ by 6.7e-12")
 
 
+class Scores(nn.Module):
+    """A softmax of scores with a bias, which is a table times one parameter for each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.slopes = nn.Parameter(torch.tensor([1.0, 0.3]))
+        self.register_buffer("distances", torch.tensor(DISTANCES))
+
+    def forward(self, x: Any) -> Any:
+        q, k = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.query, self.key))
+        scores = q @ k.mT - self.slopes[:, None, None] * self.distances
+        return {"mean": scores.softmax(-1).square().mean(1), "best": scores.argmax(-1)}
+
+
+DISTANCES = RNG.random((5, 5)).astype(np.float32)
+
+
+def jax_scores(mistake: str) -> Any:
+    """Return the same function in JAX, with a mistake."""
+
+    def apply(params: Any, x: Any) -> Any:
+        q, k = ((x @ params[name]["kernel"]).reshape(2, 5, 2, 4).swapaxes(1, 2) for name in ("query", "key"))
+        q, k = (each + params[name]["bias"].reshape(2, 1, 4) for name, each in (("query", q), ("key", k)))
+        distances = np.roll(DISTANCES, 1, 0) if mistake == "table" else DISTANCES
+        scores = q @ k.swapaxes(2, 3) - params["slopes"][:, None, None] * distances
+        if mistake == "transposed":
+            scores = scores.swapaxes(2, 3)
+        best = scores.argmin(-1) if mistake == "integers" else scores.argmax(-1)
+        return {"mean": jnp.square(jax.nn.softmax(scores, -1)).mean(1), "best": best}
+
+    return apply
+
+
+def find_in_scores(mistake: str) -> Any:
+    """Return the report of the scores with a mistake in JAX."""
+    layer = {"kernel": np.zeros((8, 8), np.float32), "bias": np.zeros(8, np.float32)}
+    params = {"query": layer, "key": layer, "slopes": np.zeros(2, np.float32)}
+    return compare_models(jax_scores(mistake), params, Scores(), TOKENS, weights="torch", level="function")
+
+
+def test_a_table_in_another_order_is_named_although_a_parameter_multiplies_it() -> None:
+    assert find_in_scores("").passed
+    assert find_in_scores("table").origin.kind == "constant"
+
+
+def test_scores_that_are_transposed_are_said_to_be() -> None:
+    origin = find_in_scores("transposed").origin
+    assert (origin.kind, origin.torch.operation) == ("operation", "_softmax")
+    assert "the same numbers in another order of axes enter, and the results differ" in str(origin)
+
+
+def test_the_origin_of_wrong_integers_is_the_operation_that_computes_them() -> None:
+    origin = find_in_scores("integers").origin
+    assert (origin.torch.operation, origin.flax.operation) == ("argmax", "argmin")
+    assert str(origin).endswith("the same values enter, and the results differ")
+
+
+def test_an_input_that_only_one_model_detaches_is_a_hint() -> None:
+    def apply(params: Any, x: Any) -> Any:
+        return x @ params["kernel"] + params["bias"]
+
+    class Detached(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(torch.tensor(x.detach().numpy()))
+
+    params = {"kernel": np.zeros((8, 3), np.float32), "bias": np.zeros(3, np.float32)}
+    report = compare_models(apply, params, Detached(8, 3), TOKENS, weights="torch", level="function")
+    assert report.hints == ("no gradient of torch reaches input 0: the model detaches it, or rounds it",)
+
+
 def test_masked_entries_do_not_hide_that_the_others_differ() -> None:
     mask = np.array([True, False, False])
 

@@ -23,7 +23,9 @@ def classes_of_values(flax: Graph, torch: Graph) -> tuple[dict[int, int], dict[i
         equal = sorted(index.find(value.fingerprint)) if value.fingerprint is not None else []
         others = [m for m in equal if (m >= n_flax) != (n >= n_flax)]
         number = n - n_flax if n >= n_flax else n
-        if any(value.source == WEIGHTS or _may_have_same_order(value.array, values[m].array) for m in others):
+        # Matching has found the order of the axes of a parameter, which may be another one on each side.
+        is_weight = value.source == WEIGHTS and any(values[m].operation < 0 for m in equal)
+        if any(is_weight or _may_have_same_order(value.array, values[m].array) for m in others):
             classes[n >= n_flax][number] = equal[0]
         elif not others:
             unknown[n >= n_flax].add(number)
@@ -109,10 +111,13 @@ def _may_have_same_order(one: Any, other: Any) -> bool:
     if a.ndim > _MAX_PERMUTED:
         return True
     orders = [order for order in permutations(range(a.ndim)) if _is_merged([a.shape[n] for n in order], b.shape)]
-    size = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
-    return not orders or any(
-        np.allclose(a.transpose(order).reshape(b.shape), b, rtol=0.0, atol=_SAME * size, equal_nan=True) for order in orders
-    )
+    return not orders or any(have_same_places(a.transpose(order).reshape(b.shape), b) for order in orders)
+
+
+def have_same_places(one: Array, other: Array) -> bool:
+    """Return whether two arrays of the same shape, whose entries agree, have them in the same places."""
+    size = float(np.abs(other[np.isfinite(other)]).max(initial=0.0))
+    return np.allclose(one, other, rtol=0.0, atol=_SAME * size, equal_nan=True)
 
 
 def _is_merged(shape: Sequence[int], merged: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.layout import Array
-from parity.comparison.any_model.trace.agreement import classes_of_values
+from parity.comparison.any_model.trace.agreement import classes_of_values, have_same_places
 from parity.comparison.any_model.trace.graph import (
     CONSTANT,
     INPUTS,
@@ -43,12 +43,14 @@ class Origin:
             "order" if the outputs are the same numbers in another order; "gradient" if only gradients differ;
             "precision" if the models compute the same function, and one of them rounds more.
         difference: relRMS between the results, if they can be compared; else 0.
+        is_transposed: whether a value that enters both places has the same shape, and its axes in another order.
     """
 
     flax: Place | None
     torch: Place | None
     kind: str = "operation"
     difference: float = 0.0
+    is_transposed: bool = False
 
     def __str__(self) -> str:
         sides = (("torch", self.torch), ("flax", self.flax))
@@ -73,6 +75,8 @@ class Origin:
         if 0 < self.difference <= FLOAT64_TOLERANCE:
             return f"{where}: the same values enter, and the results are the same numbers in another order"
         by = f" by {self.difference:.1e}" if self.difference else ""
+        if self.is_transposed:
+            return f"{where}: the same numbers in another order of axes enter, and the results differ{by}"
         return f"{where}: the same values enter, and the results differ{by}"
 
     def facts(self) -> dict[str, Any]:
@@ -96,6 +100,7 @@ def find_origin(flax: Graph, torch: Graph) -> Origin | None:
     if first_flax is None and first_torch is None:
         return None
     kind, difference = "missing" if first_flax is None or first_torch is None else "between", 0.0
+    is_transposed = False
     if kind == "missing" and _have_same_entries(flax, torch):
         return find_order(flax, torch)
     if first_flax is not None and first_torch is not None:
@@ -104,13 +109,32 @@ def find_origin(flax: Graph, torch: Graph) -> Origin | None:
             weights = [side.weights(first) for side, first in ((sides[0], first_flax), (sides[1], first_torch))]
             if all(weights) and not weights[0] & weights[1]:
                 kind = "layers"
+            is_transposed = _enters_transposed(sides[0], sides[1], first_flax, first_torch)
     if any(first is not None and side.enters_as_constant(first) for side, first in zip(sides, firsts, strict=True)):
         kind = "constant"
     places = [
         side.place_of_return() if first is None else side.place(first, kind)
         for side, first in zip(sides, firsts, strict=True)
     ]
-    return Origin(places[0], places[1], kind, difference)
+    return Origin(places[0], places[1], kind, difference, is_transposed)
+
+
+def find_wrong_integers(flax: Graph, torch: Graph) -> Origin | None:
+    """Return the operations that compute the first output of integers that differs, if the same values enter both.
+
+    Integers have no fingerprint, so that `find_origin` does not see them.
+    """
+    classes = classes_of_values(flax, torch)
+    sides = [_Side(graph, each) for graph, each in zip((flax, torch), classes, strict=True)]
+    outputs = [[n for n in side.graph.outputs if side.graph.values[n].fingerprint is None] for side in sides]
+    for both in zip(*outputs, strict=False):
+        arrays = [side.graph.values[n].array for side, n in zip(sides, both, strict=True)]
+        if not any(array is None for array in arrays) and not np.array_equal(arrays[0], arrays[1]):
+            of_flax, of_torch = (side.operation_after_agreement(n) for side, n in zip(sides, both, strict=True))
+            if of_flax is None or of_torch is None or not sides[0].entering(of_flax) & sides[1].entering(of_torch):
+                return None
+            return Origin(operation_place(flax, of_flax), operation_place(torch, of_torch))
+    return None
 
 
 def _have_same_entries(flax: Graph, torch: Graph) -> bool:
@@ -214,6 +238,18 @@ class _Side:
                 left += self.graph.inputs_of(n)
         return found
 
+    def operation_after_agreement(self, value: int) -> int | None:
+        """Return the operation before a value without fingerprint that reads a value that agrees; None if there is none."""
+        left = [value]
+        for n in left:  # which grows
+            operation = self.graph.values[n].operation
+            if operation >= 0:
+                inputs = [each for each in self.graph.operations[operation].inputs if self._varies(each)]
+                if self.classes.keys() & inputs:
+                    return operation
+                left += [each for each in inputs if self.graph.values[each].fingerprint is None and each not in left]
+        return None
+
     def differing_constants(self, operation: int) -> list[int]:
         """Return the differing values that an operation reads and that do not depend on the inputs."""
         inputs = self.graph.operations[operation].inputs
@@ -228,6 +264,15 @@ class _Side:
         of_operation = self._of_inputs(self.graph.operations[operation].inputs)
         of_module = self._of_inputs(self._entering_module(operation))
         return {each for each in (of_operation, of_module) if each}
+
+    def arrays_by_class(self, operation: int) -> dict[int, list[Array]]:
+        """Return the arrays that an operation reads and that depend on the inputs, by the class of their values."""
+        found: dict[int, list[Array]] = {}
+        for n in self.graph.operations[operation].inputs:
+            array = self.graph.values[n].array
+            if n in self.classes and self._varies(n) and array is not None:
+                found.setdefault(self.classes[n], []).append(array)
+        return found
 
     def weights(self, operation: int) -> set[int]:
         """Return the classes of the weights that an operation reads."""
@@ -330,6 +375,19 @@ class _Side:
             # An operation that returns the numbers that it reads has only rearranged them, rightly or wrongly.
             left += [each for each in operations[producer].inputs if self.classes.get(each, each) == self.classes.get(n)]
         return found
+
+
+def _enters_transposed(flax: _Side, torch: _Side, first_flax: int, first_torch: int) -> bool:
+    """Return whether two operations read a value that agrees and has the same shape, but not the same entries in place."""
+    of_flax, of_torch = flax.arrays_by_class(first_flax), torch.arrays_by_class(first_torch)
+    return any(
+        all(
+            one.shape == other.shape and not have_same_places(one, other)
+            for one in of_flax[each]
+            for other in of_torch[each]
+        )
+        for each in of_flax.keys() & of_torch.keys()
+    )
 
 
 def _difference(flax: Graph, torch: Graph, first_flax: int, first_torch: int) -> float:

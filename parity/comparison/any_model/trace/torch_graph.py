@@ -140,7 +140,7 @@ def _host(tensor: Any) -> Any:
     import torch
 
     try:
-        plain = tensor.detach()
+        plain = tensor.detach().resolve_conj().resolve_neg()  # NumPy has no lazy conjugation or negation
         return plain.numpy().copy() if plain.dtype != torch.bfloat16 else plain.float().numpy()
     except (RuntimeError, TypeError):
         return np.zeros(0, np.int32)
