@@ -23,7 +23,7 @@ CLASSIFIERS = ("head", "classifier", "fc")  # modules beside a backbone that are
 
 _MAX_SUGGESTED_KEYS = 10_000  # keys whose prefixes a message may suggest
 _MAX_DEPTH, _MAX_PREFIXES = 6, 16  # limits for nested wrappers, and for the prefixes to try in one file
-_MAX_UNKNOWN_PREFIXES = 8  # to try in one file
+_MAX_UNKNOWN_PREFIXES = 4  # to try in one file: each takes as long as a recognition
 _SEPARATORS = re.compile(r"[./]")
 
 
@@ -75,7 +75,7 @@ def is_prefix(keys: Iterable[str], separator: str, strip: str) -> bool:
 
 
 def unknown_prefixes(keys: Iterable[str], separator: str) -> list[str]:
-    """Return the beginnings of keys that end like the key of a patch projection, such as "net.vit."; at most 8."""
+    """Return the beginnings of keys that end like the key of a patch projection, such as "net.vit."; at most 4."""
     projections = patch_projection_keys(separator)
     endings, found = patch_projection_endings(separator), dict[str, None]()
     for key in keys:
