@@ -130,9 +130,9 @@ class PeakMemory(LiveTensors):
         return out
 
 
-def kept_bytes(config: ViTConfig, dtype: str, remat: Any, images: int) -> int:
+def kept_bytes(config: ViTConfig, dtype: str, remat: Any, images: int, attention: Any = "fused") -> int:
     """Return the bytes that a forward pass of the twin leaves for the backward pass."""
-    execution = vit_torch.Execution(dtype=getattr(torch, dtype), remat=remat)
+    execution = vit_torch.Execution(dtype=getattr(torch, dtype), remat=remat, attention=attention)
     model, x = vit_torch.ViT(config, execution).train(), torch.zeros(images, config.in_channels, *config.image_size)
     with LiveTensors() as live:
         logits = model(x, vit_torch.Key(vit_torch.random_key(0)))

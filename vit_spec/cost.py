@@ -78,24 +78,28 @@ def memory(
     For each token, a block stores for the backward pass (entries; inner = heads * head_dim)::
 
         4 width     inputs and outputs of the two norms (2 width for one norm, in parallel blocks)
-        4 inner     queries, keys, values and the outputs of the heads (5 inner with `attention.out_norm`)
-        2 mlp_dim   input and output of the activation (4 mlp_dim if it is gated, 1 if there is no activation; 1 more with
-                    `mlp.norm`)
+        4 inner     queries, keys, values and the outputs of the heads, and more with options: see `_attention_arrays`
+        2 mlp_dim   input and output of the activation (1 for "relu" and "none", 3 for "quick_gelu", 4 if it is gated; 1
+                    more with `mlp.norm`)
         2 width     inputs of layer scale (width for one layer scale, 0 without)
 
     For mlp_dim = 4 width in 16 bits, this is the 32 bytes * width of "Reducing Activation Recomputation in Large
     Transformer Models" (arXiv 2205.05198, section 4.1) without its dropout masks.  Attention that is not fused also stores
-    its weights, heads * tokens^2.  Before the blocks, the pixels of the patches are stored; after them, the input and
-    the output of the final norm.
+    its weights, heads * tokens^2.  Before the blocks, the pixels of the patches and the inputs of norms are stored; after
+    them, the input of the final norm, its output unless a mean pools it, and the keys and values of attention pooling.
 
-    For timm's S/16 and B/16 in float32, not compiled, PyTorch stores this within 0.3 %.  Rematerialization and compilers
-    store less; casts, dropout masks and the fragmentation of the allocator take more.
+    In float32, not compiled, the PyTorch twin stores this within 2 %, and timm's S/16 and B/16 within 0.3 %.  In the JAX
+    twin, any activation stores its input and its output, and attention that is not fused also the outputs of the heads
+    before the softmax divides.  Rematerialization and compilers store less; casts, dropout masks and the fragmentation of
+    the allocator take more, and on a CPU PyTorch stores one more array for each RMS norm.  Arrays that all images share,
+    such as rotary tables, are left out.
 
     Args:
         config: the model.
         image_size: (height, width) in pixels, or the side of a square; None means the config's image size.
         dtype: dtype of weights and activations: float64, float32, bfloat16 or float16.
-        fused_attention: whether the backward pass recomputes attention weights, as flash attention does.
+        fused_attention: whether the backward pass recomputes attention weights, as flash attention does.  With relative
+            positions, both twins store them.
 
     Raises:
         InputError: the dtype is unknown, or `config.grid_of` refuses the image size.
@@ -104,20 +108,24 @@ def memory(
         raise InputError(f"dtype is {dtype!r}: give one of {', '.join(ITEMSIZE)}{nearest(dtype, ITEMSIZE)}")
     patches, tokens = _count_patches_and_tokens(config, image_size)
     width, inner, mlp_dim = config.width, config.num_heads * config.head_dim, config.mlp_dim
+    is_fused = fused_attention and config.positions.relative == "none"
 
-    hidden = {"swiglu": 4, "none": 1}.get(config.mlp.activation, 2) + config.mlp.norm
+    hidden = {"relu": 1, "none": 1, "quick_gelu": 3, "swiglu": 4}.get(config.mlp.activation, 2) + config.mlp.norm
     norms = 2 if config.norms.order == "parallel" else 4
     scales = sum(name in rows(config) for name in ("blocks.ls1.gamma", "blocks.ls2.gamma"))
-    block = tokens * ((norms + scales) * width + (4 + config.attention.out_norm) * inner + hidden * mlp_dim)
-    if not fused_attention:
+    block = tokens * ((norms + scales) * width + _attention_arrays(config, is_fused) * inner + hidden * mlp_dim)
+    if not is_fused:
         block += config.num_heads * tokens * tokens
 
     ph, pw = config.patch_size
-    activations = patches * config.in_channels * ph * pw + config.depth * block
-    if config.norms.after_patches:
-        activations += patches * 2 * width
-    if config.norms.after_blocks:
-        activations += tokens * 2 * width
+    outside = patches * (config.in_channels * ph * pw + config.norms.after_patches * width)
+    is_kept = config.head.pool in ("token", "attention", "none")  # no mean, of which the backward pass needs nothing
+    outside += tokens * (config.norms.before_blocks + config.norms.after_blocks + is_kept) * width
+    if config.head.pool == "attention":
+        outside += _count_pooled_tokens(config, patches, tokens) * 2 * config.pool_heads * config.pool_head_dim
+    if config.head.pool == "none":
+        outside += tokens * (config.norms.after_pool * width + (config.head.hidden or 0))
+    activations = config.depth * block + outside
 
     parameters = count(config)
     return Memory(
@@ -125,6 +133,24 @@ def memory(
         training_state=4 * parameters * ITEMSIZE["float32"],
         activations=activations * ITEMSIZE[dtype],
     )
+
+
+def _attention_arrays(config: ViTConfig, is_fused: bool) -> int:
+    """Return how many arrays of tokens * inner entries the attention of a block stores.
+
+    Queries, keys and values are slices of one array, the output of a linear layer.  Fused attention stores them as they
+    are: the whole array, and beside it the queries and keys that a norm or a rotation returns.  Other attention stores
+    contiguous copies, and the array only if a norm or a learned rotation reads it.
+    """
+    options, rotary = config.attention, config.positions.rotary
+    if is_fused:
+        arrays = 5 if options.qk_norm or rotary != "none" else 3
+    else:
+        arrays = 6 if options.qk_norm or rotary == "mixed" else 3
+    if rotary == "mixed":  # the gradient of the frequencies needs what they rotate: pairs, and what a norm returned
+        arrays += 4 if options.qk_norm else 2
+    # The outputs of the heads: fused attention stores its own, a norm and a projection what they read.
+    return arrays + (is_fused or options.proj or options.out_norm) + (options.out_norm and options.proj)
 
 
 def _count_patches_and_tokens(config: ViTConfig, image_size: ImageSize | None) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import tracemalloc
+from typing import Any
 
 import pytest
 
@@ -148,7 +149,9 @@ def test_a_plain_block_stores_32_bytes_per_token_and_channel_in_half_precision()
     assert activation_bytes_of_a_block(get("vit_b16"), dtype="bfloat16") == 32 * 197 * 768
 
 
-def test_unfused_attention_stores_its_weights():
+def test_attention_stores_its_weights_if_it_is_not_fused_or_has_relative_positions():
+    relative = SMALL.replace(positions={"relative": "table"})
+    assert memory(relative) == memory(relative, fused_attention=False)
     fused, unfused = (activation_bytes_of_a_block(SMALL, fused_attention=fused) for fused in (True, False))
     assert unfused - fused == 4 * 2 * 7 * 7
 
@@ -158,7 +161,9 @@ def test_layer_scale_stores_its_inputs():
     assert activation_bytes_of_a_block(scaled) - activation_bytes_of_a_block(SMALL) == 4 * 2 * 7 * 24
 
 
-@pytest.mark.parametrize(("activation", "stored"), [("none", 1), ("gelu", 2), ("swiglu", 4)])
+@pytest.mark.parametrize(
+    ("activation", "stored"), [("none", 1), ("relu", 1), ("gelu", 2), ("quick_gelu", 3), ("swiglu", 4)]
+)
 def test_an_mlp_stores_the_arrays_that_the_gradient_of_its_activation_needs(activation, stored):
     config = SMALL.replace(mlp={"activation": activation})
     assert activation_bytes_of_a_block(config) == 4 * 7 * (8 * 24 + stored * 40)
@@ -167,6 +172,48 @@ def test_an_mlp_stores_the_arrays_that_the_gradient_of_its_activation_needs(acti
 def test_outside_the_blocks_the_patches_and_the_final_norm_are_stored():
     blocks = 2 * activation_bytes_of_a_block(SMALL)
     assert memory(SMALL).activations == blocks + 4 * (6 * 768 + 2 * 7 * 24)
+
+
+STORING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "norms of queries and keys": {"attention": {"qk_norm": True}},
+    "rotations": {"positions": {"rotary": "dinov3"}},
+    "rotations and norms": {"positions": {"rotary": "axial"}, "attention": {"qk_norm": True}},
+    "learned rotations": {"positions": {"rotary": "mixed"}},
+    "learned rotations and norms": {"positions": {"rotary": "mixed"}, "attention": {"qk_norm": True}},
+    "relative positions": {"positions": {"relative": "table"}},
+    "relative positions and rotations": {"positions": {"relative": "table", "rotary": "eva"}},
+    "norm of the heads": {"attention": {"out_norm": True}},
+    "no projection": {"attention": {"proj": False}},
+    "norm of the heads, no projection": {"attention": {"out_norm": True, "proj": False}},
+    "relu": {"mlp": {"activation": "relu"}},
+    "relu and norm": {"mlp": {"activation": "relu", "norm": True}},
+    "quick_gelu": {"mlp": {"activation": "quick_gelu"}},
+    "mish": {"mlp": {"activation": "mish"}},
+    "gated": {"mlp": {"activation": "swiglu"}},
+    "norm before the blocks": {"norms": {"before_blocks": True}},
+    "norm of the patches": {"norms": {"after_patches": True}},
+    "no final norm": {"norms": {"after_blocks": False}},
+    "parallel": {"norms": {"order": "parallel", "layer_scale": 0.1}},
+    "norms after": {"norms": {"order": "res_post"}},
+    "mean": {"head": {"pool": "mean"}},
+    "attention pooling": {"head": {"pool": "attention"}},
+    "no pooling": {"head": {"pool": "none", "hidden": 48}, "norms": {"after_pool": True}},
+    "no classes": {"num_classes": 0},
+}
+
+
+@pytest.mark.parametrize("attention", ["fused", "explicit"])
+@pytest.mark.parametrize("option", STORING)
+def test_the_activations_are_what_torch_stores_for_another_image(option: str, attention: str) -> None:
+    """Within 2 %: statistics of norms and of the softmax, and layers of one token, are left out."""
+    pytest.importorskip("torch")
+    from tests.torch_costs import kept_bytes
+
+    plain = ViTConfig(image_size=48, patch_size=6, width=96, depth=1, num_heads=2, mlp_dim=192, num_classes=5)
+    config = plain.replace(**STORING[option])
+    two, three = (kept_bytes(config, "float32", "none", images, attention) for images in (2, 3))
+    assert memory(config, fused_attention=attention == "fused").activations == pytest.approx(three - two, rel=0.02)
 
 
 def test_activations_at_another_image_size_are_those_of_a_config_of_that_size():
