@@ -209,7 +209,12 @@ class ViTConfig:
                 f"{own}: resize images to {own}{other if self.positions.relative == 'mlp' else ''}"
             )
         is_multiple = not (height % ph or width % pw)
-        if tokens.crop and height >= ph and width >= pw:
+        if tokens.crop:
+            require(
+                height >= ph and width >= pw,
+                f"image size {height}x{width} is smaller than the patch size {ph}x{pw}, so that tokens.crop=True leaves no "
+                f"patch: resize images to at least {ph}x{pw}",
+            )
             return height // ph, width // pw
         if height < 1 or width < 1 or not (is_multiple or tokens.pad):
             nearby = tuple(max(1, round(size / patch)) * patch for size, patch in ((height, ph), (width, pw)))

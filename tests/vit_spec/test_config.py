@@ -393,6 +393,12 @@ def test_a_size_that_is_not_a_multiple_of_the_patch_size_is_refused(size):
         SMALL.grid_of(*size)
 
 
+@pytest.mark.parametrize("size", [(15, 32), (32, 15), (0, 32)])
+def test_a_size_smaller_than_a_patch_cannot_be_cropped(size):
+    with pytest.raises(InputError, match=r"is smaller than the patch size 16x16.*: resize images to at least 16x16$"):
+        SMALL.replace(tokens={"crop": True}).grid_of(*size)
+
+
 def test_a_model_with_relative_positions_refuses_images_of_another_size():
     model = SMALL.replace(positions={"relative": "table"})
     assert model.grid_of(*model.image_size) == model.grid
