@@ -1,6 +1,7 @@
 """Execution options of the JAX twin: dtype, kernels, rematerialization.  They do not change the function."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from vit_spec.errors import require
-from vit_spec.typed_fields import check_choices
+from vit_spec.typed_fields import check_choices, coerce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,8 @@ class Execution:
             means all blocks on GPUs if `remat` is "none", else 1.
 
     Raises:
-        vit_spec.InputError: an unknown kernel or rematerialization, or a dtype without fractions.
+        vit_spec.InputError: an unknown kernel, rematerialization or precision, a dtype without fractions or of 8 bits, or
+            an `unroll` that is not positive.
     """
 
     dtype: DTypeLike | None = None
@@ -42,6 +44,34 @@ class Execution:
     def __post_init__(self) -> None:
         check_choices(self, "execution.")
         require(
-            self.dtype is None or jnp.issubdtype(self.dtype, jnp.floating),
-            f"execution.dtype is {self.dtype!r}: give a floating-point dtype such as 'bfloat16', or None",
+            self.dtype is None or _is_supported(self.dtype),
+            f"execution.dtype is {self.dtype!r}: give a floating-point dtype of 16 bits or more, such as 'bfloat16', "
+            "or None",
         )
+        require(
+            self.precision is None or _is_precision(self.precision),
+            f"execution.precision is {self.precision!r}: give a precision of jax.lax.dot, such as 'highest', or None",
+        )
+        coerce("execution.unroll", self.unroll, int | None)
+        require(
+            self.unroll is None or self.unroll > 0,
+            f"execution.unroll is {self.unroll}: give a positive number of blocks, or None",
+        )
+
+
+def _is_supported(dtype: DTypeLike) -> bool:
+    """Return whether activations can have this dtype: numbers of 8 bits are not promoted to others."""
+    try:
+        return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize > 1
+    except TypeError:  # no dtype has this name
+        return False
+
+
+def _is_precision(precision: jax.lax.PrecisionLike) -> bool:
+    """Return whether jax's matrix products accept this precision: only they know all names of algorithms."""
+    matrix = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    try:
+        jax.eval_shape(partial(jax.lax.dot, precision=precision), matrix, matrix)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -23,7 +23,8 @@ class Execution:
             checkpointing).
 
     Raises:
-        vit_spec.InputError: an unknown kernel or rematerialization, or a dtype that is no floating-point torch.dtype.
+        vit_spec.InputError: an unknown kernel or rematerialization, or a dtype that is no floating-point torch.dtype of 16
+            bits or more.
     """
 
     dtype: torch.dtype | None = None
@@ -32,7 +33,9 @@ class Execution:
 
     def __post_init__(self) -> None:
         check_choices(self, "execution.")
+        is_dtype = isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point
         require(
-            self.dtype is None or (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point),
-            f"execution.dtype is {self.dtype!r}: give a floating-point dtype such as torch.bfloat16, or None",
+            self.dtype is None or (is_dtype and self.dtype.itemsize > 1),  # numbers of 8 bits are not promoted to others
+            f"execution.dtype is {self.dtype!r}: give a floating-point dtype of 16 bits or more, such as torch.bfloat16, "
+            "or None",
         )

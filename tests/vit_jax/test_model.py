@@ -360,13 +360,24 @@ def test_a_batch_without_images_gives_no_logits(train: bool) -> None:
     [
         ({"attention": "fused"}, "execution.attention is 'fused': give one of auto, explicit, cudnn"),
         ({"remat": "Full"}, "execution.remat is 'Full': give one of none, dots, full; did you mean 'full'?"),
-        ({"dtype": "int32"}, "execution.dtype is 'int32': give a floating-point dtype such as 'bfloat16', or None"),
+        ({"dtype": "int32"}, "execution.dtype is 'int32': give a floating-point dtype of 16 bits"),
+        ({"dtype": "float8_e4m3fn"}, "execution.dtype is 'float8_e4m3fn': give a floating-point dtype of 16 bits"),
+        ({"dtype": "bf16"}, "execution.dtype is 'bf16': give a floating-point dtype of 16 bits"),
+        ({"precision": "higher"}, "execution.precision is 'higher': give a precision of jax.lax.dot, such as 'highest'"),
+        ({"unroll": 0}, "execution.unroll is 0: give a positive number of blocks, or None"),
+        ({"unroll": -1}, "execution.unroll is -1: give a positive number of blocks, or None"),
+        ({"unroll": 1.5}, "execution.unroll is 1.5: give an integer"),
     ],
 )
 def test_unknown_execution_options_are_refused(options: Any, message: str) -> None:
     with pytest.raises(InputError) as error:
         vit_jax.Execution(**options)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16_3x", ("high", "default"), "TF32_TF32_F32", jax.lax.Precision.HIGH])
+def test_every_kind_of_precision_of_jax_is_accepted(precision: Any) -> None:
+    assert vit_jax.Execution(precision=precision).precision == precision
 
 
 def test_every_named_model_at_full_size_has_the_parameter_count_of_its_rows() -> None:

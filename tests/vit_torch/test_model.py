@@ -272,8 +272,9 @@ def test_a_batch_without_images_gives_no_logits(attention: Any) -> None:
     [
         ({"attention": "auto"}, "execution.attention is 'auto': give one of fused, explicit"),
         ({"remat": "Full"}, "execution.remat is 'Full': give one of none, dots, full; did you mean 'full'?"),
-        ({"dtype": "bfloat16"}, "execution.dtype is 'bfloat16': give a floating-point dtype such as torch.bfloat16"),
-        ({"dtype": torch.int32}, "execution.dtype is torch.int32: give a floating-point dtype such as torch.bfloat16"),
+        ({"dtype": "bfloat16"}, "execution.dtype is 'bfloat16': give a floating-point dtype of 16 bits"),
+        ({"dtype": torch.int32}, "execution.dtype is torch.int32: give a floating-point dtype of 16 bits"),
+        ({"dtype": torch.float8_e4m3fn}, "execution.dtype is torch.float8_e4m3fn: give a floating-point dtype of 16 bits"),
     ],
 )
 def test_unknown_execution_options_are_refused(options: Any, message: str) -> None:
