@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from vit_spec.errors import InputError, nearest
+from vit_spec.typed_fields import MAX_FLOAT
 
 # Standard deviation of a standard normal distribution truncated at +-2:
 # var = 1 - 2 * 2 * phi(2) / (Phi(2) - Phi(-2)).
@@ -41,7 +42,7 @@ class Law:
             alternatives: other texts that the field accepts, for error messages.
 
         Raises:
-            InputError: the text is not a distribution.
+            InputError: the text is not a distribution, or its samples overflow float32.
         """
         match = re.fullmatch(r"(\w+)(?:\((.*)\))?", text)
         name = match[1] if match else text
@@ -56,6 +57,10 @@ class Law:
         is_degenerate = arguments[0] >= arguments[1] if name == "uniform" else "normal" in name and arguments[0] <= 0
         if is_degenerate:
             raise InputError(f"{field} is {text!r}: give a positive standard deviation, or bounds with low < high")
+        # Samples of a normal distribution stay within ten standard deviations; bounds are subtracted from each other.
+        largest = MAX_FLOAT / (10 if "normal" in name else 2 if name == "uniform" else 1)
+        if any(abs(argument) > largest for argument in arguments):
+            raise InputError(f"{field} is {text!r}: its samples overflow float32; give numbers of at most {largest:.1e}")
         if name in ("zeros", "ones"):
             return cls("constant", (float(name == "ones"),))
         return cls(name, arguments)

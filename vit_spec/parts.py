@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from vit_spec.errors import nearest, require
 from vit_spec.initialisation import Law
 from vit_spec.positions import SCALED_ROTARY, TABLES
+from vit_spec.typed_fields import MIN_FLOAT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +23,14 @@ class Pixels:
     std: tuple[float, ...] = (0.5,)
 
     def check(self, *, in_channels: int) -> None:
-        """Raise InputError unless each channel has a mean and a positive standard deviation."""
+        """Raise InputError unless each channel has a mean and a standard deviation that is positive in float32."""
         for name, values in {"mean": self.mean, "std": self.std}.items():
             require(
                 len(values) in (1, in_channels),
                 f"pixels.{name} has {len(values)} values for {in_channels} channels: give one value for all channels, or "
                 "one per channel",
             )
-        require(min(self.std) > 0, f"pixels.std is {self.std}: give positive numbers")
+        require(min(self.std) >= MIN_FLOAT, f"pixels.std is {self.std}: give positive numbers, at least {MIN_FLOAT:.1e}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,8 +305,10 @@ class Norms:
         return self.layer_scale is not None and self.mlp_layer_scale and self.order != "parallel"
 
     def check(self) -> None:
-        """Raise InputError unless eps is positive, and for options that cannot be combined."""
-        require(self.eps > 0, f"norms.eps is {self.eps}: give a positive number such as 1e-6")
+        """Raise InputError unless eps is positive in float32, and for options that cannot be combined."""
+        require(
+            self.eps >= MIN_FLOAT, f"norms.eps is {self.eps}: give a positive number such as 1e-6, at least {MIN_FLOAT:.1e}"
+        )
         require(
             self.kind == "layer" or not self.bias,
             "norms.kind='rms' with norms.bias=True: RMS norms have no bias; set norms.bias=False",

@@ -1,15 +1,18 @@
 """Check the fields of a dataclass against their type annotations, and convert equivalent values."""
 
 import dataclasses
-import math
 import numbers
 import types
 import typing
 from typing import Any, Literal
 
+import numpy as np
+
 from vit_spec.errors import InputError, nearest
 
 _MAX_INT = 2**63  # larger sizes are mistakes, and Python refuses to print their products
+# The normal numbers of float32, in which a model computes: larger ones are infinite, and smaller ones become 0.
+MAX_FLOAT, MIN_FLOAT = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
 
 
 def check_types(part: Any, prefix: str) -> None:
@@ -72,15 +75,17 @@ def coerce(name: str, value: Any, annotation: Any) -> Any:
         if abs(int(value)) < _MAX_INT:
             return int(value)
         raise InputError(f"{name} is a number of {int(value).bit_length()} bits: give a smaller one")
-    if annotation is float and isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if annotation is float and is_number and _is_in_float32(value):
         return float(value)
-    expected = {bool: "True or False", str: "a string", int: "an integer", float: "a finite number"}[annotation]
+    finite = f"a finite number, at most {MAX_FLOAT:.1e}"
+    expected = {bool: "True or False", str: "a string", int: "an integer", float: finite}[annotation]
     raise InputError(f"{name} is {value!r}: give {expected}")
 
 
-def _is_finite(value: numbers.Real) -> bool:
-    """Return whether a number is finite as a float; very large integers overflow."""
+def _is_in_float32(value: numbers.Real) -> bool:
+    """Return whether a number is finite in float32; very large integers overflow as a float."""
     try:
-        return math.isfinite(value)
+        return abs(float(value)) <= MAX_FLOAT
     except OverflowError:
         return False

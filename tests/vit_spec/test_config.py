@@ -337,6 +337,17 @@ TOO_LARGE = [  # as a size, as an integer of more digits than Python prints by d
     ({"norms": {"eps": 10**400}}, "give a finite number"),
 ]
 
+OUTSIDE_FLOAT32 = [  # numbers that a model computes with become infinite or 0
+    ({"attention": {"scale": 1e300}}, "attention.scale is 1e+300: give a finite number, at most 3.4e+38"),
+    ({"norms": {"layer_scale": -1e39}}, "norms.layer_scale is -1e+39: give a finite number, at most 3.4e+38"),
+    ({"head": {"init": "constant(1e39)"}}, "head.init is 'constant(1e39)': its samples overflow float32; give numbers of"),
+    ({"head": {"init": "normal(1e38)"}}, "its samples overflow float32; give numbers of at most 3.4e+37"),
+    ({"tokens": {"init": "uniform(-2e38, 2e38)"}}, "its samples overflow float32; give numbers of at most 1.7e+38"),
+    ({"positions": {"table": "trunc_normal(1e300)"}}, "positions.table is 'trunc_normal(1e300)': its samples overflow"),
+    ({"pixels": {"std": (0.5, 0.5, 1e-320)}}, "1e-320): give positive numbers, at least 1.2e-38"),
+    ({"norms": {"eps": 1e-60}}, "norms.eps is 1e-60: give a positive number such as 1e-6, at least 1.2e-38"),
+]
+
 NO_CLASS_TOKEN = {"class_token": False}
 CONTRADICTIONS = [
     ({"image_size": (33, 47)}, "image size 33x47 is not a multiple of the patch size 16x16: resize images to 32x48"),
@@ -372,7 +383,7 @@ CONTRADICTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), WRONG_TYPES + OUT_OF_RANGE + CONTRADICTIONS, ids=str)
+@pytest.mark.parametrize(("change", "message"), WRONG_TYPES + OUT_OF_RANGE + OUTSIDE_FLOAT32 + CONTRADICTIONS, ids=str)
 def test_the_error_for_an_invalid_value_is_one_line_and_says_what_to_change(change, message):
     with pytest.raises(InputError) as refusal:
         SMALL.replace(**change)
