@@ -4,6 +4,8 @@ FLOPs cover matrix products, which grow with width^2 or tokens^2.  They leave ou
 activations, biases, positions, residuals): each is a small multiple of tokens * width, together about 1 % of the total.
 """
 
+import numbers
+import operator
 from dataclasses import dataclass
 
 from vit_spec.config import ViTConfig
@@ -157,8 +159,8 @@ def _count_patches_and_tokens(config: ViTConfig, image_size: ImageSize | None) -
     """Return the number of patches and the number of tokens of an image."""
     if image_size is None:
         image_size = config.image_size
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    rows, columns = config.grid_of(height, width)
+    height, width = (image_size, image_size) if isinstance(image_size, (int, numbers.Integral)) else image_size
+    rows, columns = config.grid_of(operator.index(height), operator.index(width))  # exact, also from integers of numpy
     return rows * columns, config.num_prefix + rows * columns
 
 

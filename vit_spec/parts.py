@@ -118,9 +118,9 @@ class Positions:
             Law.parse(self.table, "positions.table", alternatives=TABLES)
         if self.kind != "none" and self.table.startswith("sincos_2d"):
             require(
-                width % 4 == 0 and width > 4,
-                f"width is {width}: a 2-D sine-cosine table needs a multiple of 4 larger than 4; change width, or choose "
-                "another positions.table",
+                width % 4 == 0 and (width > 4 or self.table != "sincos_2d_big_vision"),
+                f"width is {width}: a 2-D sine-cosine table needs a multiple of 4, and 'sincos_2d_big_vision' at least 8; "
+                "change width, or choose another positions.table",
             )
         require(
             self.kind == "none" or self.covers != "class" or class_token,

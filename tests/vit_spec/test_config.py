@@ -22,6 +22,7 @@ from vit_spec import (
     ViTConfig,
     get,
     names,
+    position_table,
 )
 from vit_spec.config import FIELDS, PARTS, coerce_field
 
@@ -161,6 +162,13 @@ def test_scale_is_the_inverse_root_of_head_dim_unless_given():
 
 def test_the_grid_is_rows_then_columns():
     assert SMALL.grid == (2, 3)
+
+
+@pytest.mark.parametrize("order", ["mae", "timm"])
+def test_a_width_of_4_has_the_sine_cosine_tables_of_mae_and_timm(order):
+    config = SMALL.replace(width=4, positions={"kind": "fixed", "table": f"sincos_2d_{order}"})
+    (table,) = position_table(config, config.grid)
+    assert table.shape[1] == 4 and np.isfinite(table).all()
 
 
 def test_padding_rounds_the_grid_up():
@@ -370,6 +378,7 @@ CONTRADICTIONS = [
         "positions.table is 'normal(0.02)': for positions.kind='fixed', give one of sincos_1d",
     ),
     ({"positions": {"table": "sincos_2d_mae"}, "width": 26}, "a 2-D sine-cosine table needs a multiple of 4"),
+    ({"positions": {"table": "sincos_2d_big_vision"}, "width": 4}, "and 'sincos_2d_big_vision' at least 8"),
     (
         {"positions": {"rotary": "axial"}, "width": 20},
         "head_dim is 10: positions.rotary needs a multiple of 4",

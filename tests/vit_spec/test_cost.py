@@ -4,6 +4,7 @@ import dataclasses
 import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vit_spec import InputError, ViTConfig, count, flops, get, memory, names, rows
@@ -104,6 +105,13 @@ def test_the_flops_at_another_image_size_are_those_of_a_config_of_that_size():
 
 def test_one_integer_means_a_square():
     assert flops(SMALL, 64) == flops(SMALL, (64, 64))
+
+
+@pytest.mark.parametrize("size", [np.int64(64), (np.int32(64), 64)])
+def test_an_image_size_of_numpy_gives_python_integers(size: Any) -> None:
+    assert flops(SMALL, size) == flops(SMALL, 64)
+    assert type(flops(SMALL, size)) is int
+    assert type(memory(SMALL, size).activations) is int
 
 
 @pytest.mark.parametrize("name", ["vit_ti16", "vit_s16", "vit_b16", "vit_l16", "vit_h14", "vit_g14", "vit_G14"])
