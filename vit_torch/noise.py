@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vit_spec import ViTConfig
+from vit_spec.errors import require
 from vit_spec.noise import SITES_PER_PART, Site, drop_path_rates, drop_threshold, num_parts
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
@@ -60,6 +61,8 @@ class Noise(NamedTuple):
             shape: its shape, (B of this process, ...).
         """
         count, key = prod(shape), self.keys[site]
+        if not count:  # a batch without images
+            return torch.empty(shape, dtype=torch.int32, device=key.device)
         step = count if torch.compiler.is_compiling() or key.device.type != "cpu" else _CHUNK
         parts = []
         for start in range(0, count, step):
@@ -89,7 +92,12 @@ class Noise(NamedTuple):
 
 
 def make_noise(config: ViTConfig, key: Key) -> tuple[Noise, list[Noise], Noise]:
-    """Return the random numbers before the blocks, in each block, and in attention pooling, for a forward pass."""
+    """Return the random numbers before the blocks, in each block, and in attention pooling, for a forward pass.
+
+    Raises:
+        InputError: the key is not a `Key`.
+    """
+    require(isinstance(key, Key), f"key is a {type(key).__name__}: give vit_torch.Key(vit_torch.random_key(seed))")
     parts = num_parts(config)
     numbers = torch.arange(parts * SITES_PER_PART, dtype=torch.int32, device=key.words.device)
     keys = torch.stack(threefry2x32(key.words, torch.zeros_like(numbers), numbers), dim=-1)

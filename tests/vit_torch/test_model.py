@@ -267,6 +267,18 @@ def test_a_batch_without_images_gives_no_logits(attention: Any) -> None:
     assert logits.shape == (0, PLAIN.num_classes)
 
 
+def test_a_batch_without_images_trains_with_a_key() -> None:
+    config = RICH.replace(regularisation=dict.fromkeys(DROPOUT, 0.2))
+    logits = vit_torch.ViT(config).train()(images(config)[:0], vit_torch.Key(vit_torch.random_key(0)))
+    assert logits.shape == (0, config.num_classes)
+
+
+def test_a_key_that_is_a_tensor_is_refused() -> None:
+    model = vit_torch.ViT(PLAIN.replace(regularisation={"mlp_drop": 0.2})).train()
+    with pytest.raises(InputError, match=r"^key is a Tensor: give vit_torch.Key\(vit_torch.random_key\(seed\)\)$"):
+        model(images(PLAIN), vit_torch.random_key(0))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
