@@ -90,10 +90,11 @@ def memory(
     its weights, heads * tokens^2.  Before the blocks, the pixels of the patches and the inputs of norms are stored; after
     them, the input of the final norm, its output unless a mean pools it, and the keys and values of attention pooling.
 
-    In float32, not compiled, the PyTorch twin stores this within 2 %, and timm's S/16 and B/16 within 0.3 %.  The JAX twin
-    stores the input and the output of any activation, and less of attention.  Rematerialization and compilers store less;
-    casts, dropout masks and the fragmentation of the allocator take more, and on a CPU PyTorch stores one more array for
-    each RMS norm.  Arrays that all images of a batch share, such as rotary tables, are left out.
+    In float32, not compiled, the PyTorch twin stores this within 2 %, and timm's S/16 and B/16 within 0.3 %.  In the JAX
+    twin, any activation stores its input and its output, and attention that is not fused also the outputs of the heads
+    before the softmax divides.  Rematerialization and compilers store less; casts, dropout masks and the fragmentation of
+    the allocator take more, and on a CPU PyTorch stores one more array for each RMS norm.  Arrays that all images share,
+    such as rotary tables, are left out.
 
     Args:
         config: the model.
