@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from vit_jax import compilation
-from vit_jax.compilation import recompute_in_backward, stored
+from vit_jax.compilation import recompute_in_backward, stored, stored_exp
 from vit_jax.execution import Execution
 from vit_jax.layers import ViTModule, at_least_float32, dropout
 from vit_jax.noise import Noise
@@ -53,7 +53,7 @@ def attention(
     scores = dot(q, k, (((3,), (3,)), ((0, 1), (0, 1))))  # (B, H, T, S)
     scores = scores if bias is None else scores + bias
     scores = module.intermediate("scores", scores)
-    weights = stored(jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True))))
+    weights = stored_exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
     total = weights.sum(-1, keepdims=True)
     module.record("weights", weights / total)
     weights = dropout(weights, rate, noise, Site.ATTENTION)

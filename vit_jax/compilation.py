@@ -81,7 +81,20 @@ def recompute_in_backward(function: Callable[..., Array], static_argnums: tuple[
 
 def stored(x: Array) -> Array:
     """Return x, which a block on a GPU then stores for its backward pass."""
-    return checkpoint_name(x, STORED)
+    # A name is an operation: elsewhere, jax would store its operand as well where the backward pass needs both.
+    return checkpoint_name(x, STORED) if is_on_gpu() else x
+
+
+@jax.custom_jvp
+def stored_exp(x: Array) -> Array:
+    """Return exp(x), stored as by `stored`, also for its own derivative."""
+    return stored(jnp.exp(x))
+
+
+@stored_exp.defjvp
+def _stored_exp_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    y = stored_exp(*primals)
+    return y, tangents[0] * y
 
 
 def is_stored(primitive: Any, *_: Any, **options: Any) -> bool:

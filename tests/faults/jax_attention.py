@@ -41,8 +41,8 @@ FAULTS = [
     ),
     _fault(
         name="softmax without its maximum, scores large",
-        old="weights = stored(jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True))))",
-        new="weights = stored(jnp.exp(scores))",
+        old="weights = stored_exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))",
+        new="weights = stored_exp(scores)",
         changes={"attention": {"scale": 60.0}},
         level="precision",
         part=r"blocks\.[01]\.attn: (weights|heads)( in the backward pass)?",

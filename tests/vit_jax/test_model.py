@@ -186,6 +186,8 @@ def test_a_block_on_a_gpu_stores_two_arrays_of_the_mlp_and_four_of_the_width(unr
     stored = [leaf for leaf in jax.tree.leaves(pullback) if leaf.shape[:3] == block and leaf.shape[3:] != (1,)]  # no means
     assert Counter(leaf.shape[3:] for leaf in stored) == {(config.mlp_dim,): 2, (config.width,): 4}
     assert {leaf.dtype for leaf in stored} == {jnp.dtype(jnp.bfloat16)}
+    weights = (config.depth, len(images), config.num_heads, config.num_tokens, config.num_tokens)
+    assert [leaf.shape for leaf in jax.tree.leaves(pullback)].count(weights) == 1
 
 
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
