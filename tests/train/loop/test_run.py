@@ -236,7 +236,7 @@ def test_a_folder_without_a_run_is_refused_and_not_changed(tmp_path: Path) -> No
     [
         ({"batch_size": 32}, "its recipe.batch_size is 128, and here it is 32; give"),
         ({"batch_size": 32, "seed": 7, "ema": 0.9}, "here it is 32, and recipe.ema, recipe.seed differ too; give the same"),
-        ({"model": Model(name="vit_ti16", changes=SMALL)}, "its recipe.model.changes is "),
+        ({"model": Model(name="vit_ti16", changes=SMALL)}, "its recipe.model.changes has 'regularisation.drop_path=0.1', "),
         ({"held_out": 0.5}, "its recipe.held_out is None, and here it is 0.5"),
         ({"optimizer": Optimizer(lr=1e-3)}, "its recipe.optimizer.lr is 0.003, and here it is 0.001"),
     ],
