@@ -40,7 +40,10 @@ def only_one(path: Path) -> Iterator[None]:
 def measure(library: str, model: str, images: int, folder: Path) -> str:
     """Return the row of the table for a library and a model.  folder: for the files that keep processes apart."""
     config = vit_spec.get(model, num_classes=1000)
-    framework = importlib.import_module(f"benchmarks.peers.{'jax' if library == 'train.jax' else 'torch'}_model")
+    name = "jax" if library == "train.jax" else "torch"
+    framework = importlib.import_module(f"benchmarks.peers.{name}_model")
+    if framework.device_name() == "cpu":
+        sys.exit(f"error: {name} finds no GPU")
     peer = importlib.import_module(f"benchmarks.peers.{LIBRARIES[library]}")
     start = time.perf_counter()
     with only_one(folder / (library if library == "train.jax" else f"{library} {model}")):
@@ -79,17 +82,27 @@ def main() -> None:
         library, model, images, folder = json.loads(args.measure)
         print(measure(library, model, images, Path(folder)), flush=True)
         return
+    sizes: dict[str, int] = {}
+    for text in args.models:
+        model, _, images = text.partition("=")
+        if not images.isdecimal() or int(images) < 1:
+            parser.error(f"{text}: give MODEL=IMAGES, with a positive number of images, such as vit_s16=256")
+        try:
+            vit_spec.get(model)
+        except vit_spec.InputError as error:
+            parser.error(str(error))
+        sizes[model] = int(images)
     print("| | model | images | images/s | share of peak | peak memory, MiB | first step after, s |")
     print("|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        tasks = [
-            [library, *((name, int(images)) if images else (name, MODELS[name])), folder]
-            for name, _, images in (each.partition("=") for each in args.models)
-            for library in args.only
-        ]
         command = [sys.executable, "-m", "benchmarks.gpu_steps", "--measure"]
+        tasks = [[library, *each, folder] for each in sizes.items() for library in args.only]
         processes = [subprocess.Popen([*command, json.dumps(task)]) for task in tasks]
-        sys.exit(max(process.wait() for process in processes))
+        try:
+            sys.exit(max(process.wait() for process in processes))
+        finally:
+            for process in processes:
+                process.kill()
 
 
 if __name__ == "__main__":

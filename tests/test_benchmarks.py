@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import vit_spec
 from benchmarks import __main__ as command
-from benchmarks import plan, report, turns
+from benchmarks import gpu_steps, plan, profile_step, report, turns
 from benchmarks.machine import product_flops, product_shapes
 from benchmarks.peers import LIBRARIES, Contestant, contestants, make_inputs
 from vit_spec import ViTConfig
@@ -196,3 +197,42 @@ def test_tables_have_medians_with_their_spread() -> None:
     assert spread(3.0, 1.0, 2.0) == {"median": 2.0, "least": 1.0, "most": 3.0, "turns": [3.0, 1.0, 2.0]}
     assert report._spread(spread(0.0123, 0.0125, 0.0131), 1e3) == "12.5 (12.3 to 13.1)"
     assert report._spread(spread(0.00023)) == "0.000230 (0.000230 to 0.000230)" and report._spread(None) == ""
+
+
+def test_a_row_of_steps_on_a_gpu_has_their_rate_and_share_of_the_peak(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(vit_spec, "get", lambda name, **changes: TINY)
+    monkeypatch.setattr("benchmarks.peers.jax_model.device_name", lambda: "a GPU")
+    monkeypatch.setattr(gpu_steps, "peak_flops", lambda device: {"a GPU": 1e9}[device])
+    monkeypatch.setattr(gpu_steps, "SECONDS", 0.0)
+    cells = [cell.strip() for cell in gpu_steps.measure("train.jax", "vit_s16", 2, tmp_path).strip("|").split("|")]
+    rate = float(cells[3].partition(" ")[0].replace(",", ""))
+    assert cells[:3] == ["train.jax", "vit_s16", "2"] and rate > 0
+    assert float(cells[4].removesuffix("%")) == pytest.approx(100 * 3 * vit_spec.flops(TINY) * rate / 1e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [("vit_s61=2", "did you mean 'vit_s16'?"), ("vit_s16", "give MODEL=IMAGES"), ("vit_s16=0", "a positive number")],
+)
+def test_invalid_models_of_steps_on_a_gpu_are_refused(
+    argument: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_steps", argument])
+    with pytest.raises(SystemExit):
+        gpu_steps.main()
+    assert message in capsys.readouterr().err
+
+
+def test_kernels_of_a_gpu_belong_to_the_parts_of_their_operations() -> None:
+    program = """
+  %loop_convert_fusion.3 = bf16[2,8]{1,0} fusion(%x), kind=kLoop, metadata={op_name="jit(_train)/jvp(ViT)/blocks/mlp/mul"}
+  %input-reduce.1 = f32[2]{0} fusion(%y), kind=kInput, metadata={op_name="jit(_train)/transpose(jvp(ViT))/blocks/norm1/neg"}
+"""
+    parts = profile_step.parts_of(program)
+    assert profile_step.part_of_event("loop_convert_fusion_3", parts) == "MLP, except products, forward"
+    assert profile_step.part_of_event("input_reduce_1", parts) == "norms, except products, backward"
+    assert profile_step.part_of_event("nvjet_sm90_tst_128x128_64x6_1x2_h_bz_TNT", parts) == "products"
+    assert profile_step.part_of_event("void cudnn::fusion::compute_dot_do_o", parts) == "attention, fused kernels"
+    assert profile_step.part_of_event("Memset 0", parts) is None
