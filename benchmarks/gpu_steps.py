@@ -16,16 +16,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 
 import vit_spec
-from benchmarks.peers import make_inputs
+from benchmarks import peers
 from train.loop.peak_flops import peak_flops
 
 MODELS = {"vit_s16": 256, "vit_b16": 128, "vit_l16": 64, "vit_h14": 32}
-LIBRARIES = {"train.jax": "vit_jax", "train.torch": "vit_torch", "timm": "timm"}  # modules of benchmarks.peers
+LIBRARIES = {"train.jax": "vit_jax", "train.torch": "vit_torch", "timm": "timm"}  # names in `benchmarks.peers`
 REPEATS, SECONDS = 5, 0.5
 
 
@@ -40,15 +40,15 @@ def only_one(path: Path) -> Iterator[None]:
 def measure(library: str, model: str, images: int, folder: Path) -> str:
     """Return the row of the table for a library and a model.  folder: for the files that keep processes apart."""
     config = vit_spec.get(model, num_classes=1000)
-    name = "jax" if library == "train.jax" else "torch"
-    framework = importlib.import_module(f"benchmarks.peers.{name}_model")
+    peer = peers.LIBRARIES[LIBRARIES[library]]
+    framework = importlib.import_module(f"benchmarks.peers.{peer.framework}_model")
     if framework.device_name() == "cpu":
-        sys.exit(f"error: {name} finds no GPU")
-    peer = importlib.import_module(f"benchmarks.peers.{LIBRARIES[library]}")
+        sys.exit(f"error: {peer.framework} finds no GPU")
+    module = importlib.import_module(f"benchmarks.peers.{peer.name}")
     start = time.perf_counter()
-    with only_one(folder / (library if library == "train.jax" else f"{library} {model}")):
-        contestant = peer.load(config, None, "bfloat16")
-        contestant.prepare(make_inputs(config, images), True, True)
+    with only_one(folder / "jax") if peer.framework == "jax" else nullcontext():
+        contestant = module.load(config, None, "bfloat16")
+        contestant.prepare(peers.make_inputs(config, images), True, True)
         framework.synchronize(contestant.step())
     compiled = time.perf_counter() - start
     with only_one(folder / "gpu"):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -118,12 +119,9 @@ class Measurement:
             facts: dict[Contestant, Json] = {each: {} for each in group}
             threads = stack.enter_context(ThreadPoolExecutor(hardware()["usable_cores"]))
             for prepare, timed in ((self._load, False), (self._first_step, True), (self._first_calls, False)):
-
-                def prepare_lane(lane: tuple[Contestant, ...], prepare: Prepare = prepare) -> list[Json | None]:
-                    return [prepare(each, workers[each]) for each in lane]
-
                 together = lanes(tuple(workers), self._plan.device, timed=timed)
-                for lane, found in zip(together, list(threads.map(prepare_lane, together)), strict=True):
+                answers = list(threads.map(partial(prepare_lane, prepare, workers), together))
+                for lane, found in zip(together, answers, strict=True):
                     for contestant, fact in zip(lane, found, strict=True):
                         if fact is None:
                             workers.pop(contestant).close()
@@ -253,6 +251,13 @@ class Measurement:
                 "ratio_to_reference": ratios,
             }
         )
+
+
+def prepare_lane(
+    prepare: Prepare, workers: dict[Contestant, WorkerProcess], lane: tuple[Contestant, ...]
+) -> list[Json | None]:
+    """Return what a preparation of contestants in turn returns for each of them."""
+    return [prepare(each, workers[each]) for each in lane]
 
 
 def spread(values: list[float]) -> Json:

@@ -41,7 +41,7 @@ def as_array(value: Any) -> Array:
         return np.asarray(value)
     import torch
 
-    tensor = value.detach().cpu().resolve_neg()  # the imaginary part of a conjugate is stored negated
+    tensor = value.detach().cpu().resolve_conj().resolve_neg()  # NumPy has no lazy conjugation or negation
     if tensor.dtype == torch.bfloat16:
         bits: Array = tensor.view(torch.int16).numpy()
         return bits.view(FLOAT_DTYPES["bfloat16"])

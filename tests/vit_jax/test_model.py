@@ -1,5 +1,6 @@
 """The JAX twin: dropout, dtypes, attention kernels, scan, rematerialization, NNX, intermediates, and errors."""
 
+import importlib
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
@@ -20,6 +21,7 @@ from tests.extreme_weights import draw_example
 from tests.twins import random_images, small_config
 from vit_jax import layers
 from vit_jax.attention import supports_cudnn_attention
+from vit_jax.compilation import is_stored
 from vit_jax.layers import _normalize
 from vit_spec import InputError, ViTConfig
 
@@ -188,6 +190,12 @@ def test_a_block_on_a_gpu_stores_two_arrays_of_the_mlp_and_four_of_the_width(unr
     assert {leaf.dtype for leaf in stored} == {jnp.dtype(jnp.bfloat16)}
     weights = (config.depth, len(images), config.num_heads, config.num_tokens, config.num_tokens)
     assert [leaf.shape for leaf in jax.tree.leaves(pullback)].count(weights) == 1
+
+
+def test_a_block_on_a_gpu_stores_the_results_of_the_fused_attention_kernel() -> None:
+    """jax has no public name of the operation.  With another one, the kernel would run again in the backward pass."""
+    kernel = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    assert is_stored(kernel._dot_product_attention_fwd_p_wrapper)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])

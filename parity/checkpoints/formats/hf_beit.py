@@ -38,7 +38,7 @@ DEFAULTS = {
     "layer_scale_init_value": 0.1,
     "use_mean_pooling": True,
 }
-_REFUSED_CLASSES = {  # fields of the classes for segmentation and of feature maps, which are refused
+_FIELDS_OF_REFUSED_CLASSES = {  # those for segmentation and for feature maps
     "add_fpn": False,
     "auxiliary_channels": 256,
     "auxiliary_concat_input": False,
@@ -130,7 +130,7 @@ def config_reader(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fie
     """
 
     def read(evidence: Evidence) -> Fields:
-        content = hf.read_config_json(evidence, name, types, {**DEFAULTS, **_REFUSED_CLASSES})
+        content = hf.read_config_json(evidence, name, types, {**DEFAULTS, **_FIELDS_OF_REFUSED_CLASSES})
         fields = {**image_size_of_index(evidence), **hf.config_fields(evidence, content)}
         if not content:
             return fields

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.arrays import as_array
 from parity.checkpoints.layout import Array
 from vit_spec import InputError
 
@@ -23,11 +24,7 @@ def as_arrays(inputs: Any) -> list[Array]:
 
 def _as_array(x: Any, n: int) -> Array:
     try:
-        if hasattr(x, "detach"):
-            tensor = x.detach().cpu().resolve_conj().resolve_neg()  # NumPy has no lazy conjugation or negation
-            array = np.asarray(tensor.float() if tensor.is_floating_point() else tensor)  # NumPy has no bfloat16
-        else:
-            array = np.asarray(x)
+        array = as_array(x.float() if hasattr(x, "detach") and x.is_floating_point() else x)
         are_numbers = array.dtype.kind in "biufc" or array.dtype.name == "bfloat16"
     except (TypeError, ValueError, NotImplementedError):  # such as a key of random numbers, or a tensor without data
         are_numbers = False

@@ -6,8 +6,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
-
+from parity.checkpoints.arrays import as_array
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.outputs import Loss, Permutations, check_loss, default_loss, named_arrays, permute
 from parity.comparison.any_model.random_masks import MaskStream
@@ -172,8 +171,7 @@ def _torch_host(tensor: Any) -> Array:
     """Return a tensor as an array of NumPy; bfloat16 as float32, in which it is exact."""
     import torch
 
-    tensor = tensor.detach().resolve_conj().resolve_neg()  # NumPy has no lazy conjugation or negation
-    return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
+    return as_array(tensor.float() if tensor.dtype == torch.bfloat16 else tensor)
 
 
 def _copy_module(module: Any, weights: Tensors, dtype: str, train: bool) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.arrays import as_array
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.parameters import Axes
 from vit_spec import InputError
@@ -118,7 +119,7 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
         elif key in tied:
             skipped[key] = f"the same tensor as {tied[key]}"
         else:
-            tensors[key] = tensor.detach().cpu().to(torch.float64).resolve_neg().numpy()
+            tensors[key] = as_array(tensor.to(torch.float64))
     statistics = ("running_mean", "running_var")
     frozen = frozen_keys(module)
     buffers = {key for key, _ in module.named_buffers() if key.rpartition(".")[2] not in statistics}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.arrays import as_array
 from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, WEIGHTS, Graph
 from parity.comparison.any_model.trace.places import Stack, current_stack
 from parity.comparison.any_model.trace.torch_float64 import all_in_float64, module_scopes
@@ -140,7 +141,6 @@ def _host(tensor: Any) -> Any:
     import torch
 
     try:
-        plain = tensor.detach().resolve_conj().resolve_neg()  # NumPy has no lazy conjugation or negation
-        return plain.numpy().copy() if plain.dtype != torch.bfloat16 else plain.float().numpy()
+        return as_array(tensor.float() if tensor.dtype == torch.bfloat16 else tensor).copy()
     except (RuntimeError, TypeError):
         return np.zeros(0, np.int32)
