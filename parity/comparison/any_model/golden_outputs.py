@@ -6,7 +6,7 @@ differ between machines by at most 1e-13.  A difference from a recorded output i
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,16 @@ def verify(path: Path, report: Report, test: str) -> list[str]:
     """Return a line for each framework whose outputs differ from a golden file, with the versions then and now.
 
     Raises:
-        InputError: the file is no golden file, or was recorded by another test, or with other weights or inputs.
+        InputError: the file is no golden file, or was recorded by another test, with other weights or inputs, or without
+            the float32 errors that the level of the report compares.
     """
     header, recorded = _read(path)
     if (other := header.get("test", test)) != test:  # files of earlier versions have no name
         raise InputError(f"{path} was recorded by {other}, and not by {test}: record it again with --parity-record")
     if header["digest"] != report.digest or recorded.keys() != _outputs(report, "torch float64").keys():
         raise InputError(f"{path} was recorded with other weights, inputs or outputs: record it again with --parity-record")
+    if report.level == "precision" and not header["distances"]:
+        raise InputError(f"{path} has no errors of level 'precision': record it again with --parity-record")
     return [
         f"{side} has changed: {what}; {_describe_versions(side, header['environment'], report.environment)}"
         for side in PACKAGES
@@ -79,7 +82,7 @@ def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], rep
         if not difference <= FLOAT64_TOLERANCE:
             tolerance = f"tolerance {FLOAT64_TOLERANCE:.0e}"
             yield f"in float64 {name} differs by {difference:.1e} from the recorded output ({tolerance})"
-        if report.level == "precision" and name in errors.get(side, {}):
+        if report.level == "precision":
             was, now = errors[side][name], _float32_error(report, side, name, tensor)
             factor = RMS_ERROR_RATIO * five_sigma_factor(tensor.size)
             if not max(was, now) <= factor * min(was, now) + ERROR_RATIO_SLACK * FLOAT32_TOLERANCE:
@@ -105,10 +108,14 @@ def _outputs(report: Report, run: str) -> dict[str, Array]:
     return {name: tensor for name, tensor in tensors if name != "loss" and not name.startswith(GRADIENT_OF)}
 
 
-def _are_errors(value: Any) -> bool:
-    """Return whether a value from JSON is a dict of framework -> output -> float."""
-    sides = list(value.values()) if isinstance(value, dict) else [None]
-    return all(isinstance(side, dict) and all(isinstance(each, float) for each in side.values()) for side in sides)
+def _are_errors(value: Any, outputs: Set[str]) -> bool:
+    """Return whether a value from JSON has a float for each framework and output, or is empty as at level "function"."""
+    if value == {}:
+        return True
+    return (isinstance(value, dict) and value.keys() == PACKAGES.keys()) and all(
+        isinstance(side, dict) and side.keys() == outputs and all(isinstance(each, float) for each in side.values())
+        for side in value.values()
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -123,8 +130,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         header = bounded_json.parse_object(contents.metadata["header"], max_bytes=_MAX_HEADER)
         if not {"digest", "environment", "distances"} <= header.keys():
             raise KeyError("header")
-        if not isinstance(header["environment"], dict) or not _are_errors(header["distances"]):
-            raise InputError("its environment or its distances have the wrong type")
+        if not isinstance(header["environment"], dict) or not _are_errors(header["distances"], arrays.keys()):
+            raise InputError("its environment or its distances have the wrong type or are incomplete")
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"{path} is not a golden file, or is damaged ({error}): record it again with --parity-record"

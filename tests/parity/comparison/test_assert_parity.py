@@ -525,6 +525,10 @@ DAMAGE: dict[str, Any] = {
     "a distance that is too large": lambda path: edit_golden_file(
         path, lambda header, _: header.update(distances={"torch": {"output": 10**400}})
     ),
+    "no distances of a framework": lambda path: edit_golden_file(path, lambda header, _: header["distances"].pop("flax")),
+    "no distance of an output": lambda path: edit_golden_file(
+        path, lambda header, _: header["distances"].update(flax={})
+    ),
 }
 
 

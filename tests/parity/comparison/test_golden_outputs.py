@@ -14,6 +14,7 @@ from flax import linen
 
 from parity.comparison.any_model import compare_models, golden_outputs
 from parity.comparison.any_model.report import Report
+from vit_spec import InputError
 
 VALUES = np.random.default_rng(0).normal(size=(8, 32))
 MASKED = np.where(np.arange(32) < 28, VALUES, -1e30)
@@ -28,13 +29,13 @@ def passed() -> Report:
     return compare_models(linen.Dense(2).apply, params, torch.nn.Linear(4, 2), rows)
 
 
-def with_output(report: Report, output: Any, float32: Any = None) -> Report:
+def with_output(report: Report, output: Any, float32: Any = None, **changes: Any) -> Report:
     """Return a report with another output of both models, and with another one in float32 if it is given."""
     runs = {
         run: {"output": output if float32 is None or run.endswith("float64") else float32}
         for run in ("torch float64", "flax float64", "torch float32", "flax float32")
     }
-    return dataclasses.replace(report, runs=runs)
+    return dataclasses.replace(report, runs=runs, **changes)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,13 @@ def test_a_golden_file_shows_float32_errors_that_masked_entries_hide(passed: Rep
     less_precise = with_output(passed, MASKED, np.where(MASKED == -1e30, MASKED, VALUES * (1 + 1e-4)))
     lines = golden_outputs.verify(path, less_precise, "test_it")
     assert len(lines) == 2 and all("in float32 the error of output is 9" in line for line in lines)
+
+
+def test_a_golden_file_of_level_function_is_refused_at_level_precision(passed: Report, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    golden_outputs.record(path, with_output(passed, VALUES, level="function"), "test_it")
+    assert golden_outputs.verify(path, with_output(passed, VALUES, level="function"), "test_it") == []
+    with pytest.raises(InputError, match="has no errors of level 'precision': record it again with --parity-record"):
+        golden_outputs.verify(path, with_output(passed, VALUES), "test_it")
+    golden_outputs.record(path, with_output(passed, VALUES), "test_it")
+    assert golden_outputs.verify(path, with_output(passed, 2 * VALUES, level="function"), "test_it")
