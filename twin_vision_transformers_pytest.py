@@ -84,20 +84,21 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
         __tracebackhide__ = True
         nonlocal calls
         path, calls = _golden_path(request.path, test, calls), calls + 1
-        report = compare(arguments, options)
-        verify = path.exists() and not request.config.getoption("parity_record")
+        report, lines = compare(arguments, options), []
         try:
-            lines = golden_outputs.verify(path, report, test) if verify else []
+            if not request.config.getoption("parity_record"):
+                lines = golden_outputs.verify(path, report, test) if path.exists() else []
+            elif report.passed:
+                if (other := request.config.stash[_RECORDED].setdefault(path, test)) != test:
+                    what = f"{path} has just been recorded by {other}, and is also the file of {test}"
+                    raise InputError(f"{what}: rename a test")
+                golden_outputs.record(path, report, test)
         except InputError as error:
             write(report.facts(), [str(error)])
             raise
         write(report.facts(), lines)
         if lines or not report.passed:
             raise AssertionError("\n".join([*lines, str(report)]))
-        if not verify and request.config.getoption("parity_record"):
-            if (other := request.config.stash[_RECORDED].setdefault(path, test)) != test:
-                raise InputError(f"{path} has just been recorded by {other}, and is also the file of {test}: rename a test")
-            golden_outputs.record(path, report, test)
         return report
 
     return assert_and_record

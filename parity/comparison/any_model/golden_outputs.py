@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints import containers
+from parity.checkpoints.atomic_write import atomic_replace
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.report import GRADIENT_OF, Report
 from parity.comparison.any_model.tensor_comparison import error_of, output_difference
@@ -35,6 +36,9 @@ def record(path: Path, report: Report, test: str) -> None:
 
     path: a path that ends in .npz; its folder is created if necessary.
     test: the name of the test, which `verify` checks.
+
+    Raises:
+        InputError: the file cannot be written; an existing file is unchanged.
     """
     reference = _outputs(report, "torch float64")
     header = {
@@ -47,8 +51,14 @@ def record(path: Path, report: Report, test: str) -> None:
             if report.level == "precision"
         },
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, header=np.array(json.dumps(header)), **reference)  # type: ignore[arg-type]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_replace(path) as new:
+            np.savez_compressed(new, header=np.array(json.dumps(header)), **reference)  # type: ignore[arg-type]
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path} ({error.strerror or error}): correct that, and record it again with --parity-record"
+        ) from None
 
 
 def verify(path: Path, report: Report, test: str) -> list[str]:

@@ -526,9 +526,7 @@ DAMAGE: dict[str, Any] = {
         path, lambda header, _: header.update(distances={"torch": {"output": 10**400}})
     ),
     "no distances of a framework": lambda path: edit_golden_file(path, lambda header, _: header["distances"].pop("flax")),
-    "no distance of an output": lambda path: edit_golden_file(
-        path, lambda header, _: header["distances"].update(flax={})
-    ),
+    "no distance of an output": lambda path: edit_golden_file(path, lambda header, _: header["distances"].update(flax={})),
 }
 
 

@@ -1,6 +1,7 @@
 """Golden files of `assert_parity`, written and verified without pytest; the plugin is in test_assert_parity.py."""
 
 import dataclasses
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,20 @@ def test_a_golden_file_of_level_function_is_refused_at_level_precision(passed: R
         golden_outputs.verify(path, with_output(passed, VALUES), "test_it")
     golden_outputs.record(path, with_output(passed, VALUES), "test_it")
     assert golden_outputs.verify(path, with_output(passed, 2 * VALUES, level="function"), "test_it")
+
+
+def test_a_failed_write_leaves_the_earlier_golden_file(
+    passed: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "goldens" / "a.npz"
+    golden_outputs.record(path, passed, "test_it")
+    before = path.read_bytes()
+
+    def fill_the_disk(file: Path, **_: Any) -> None:
+        file.write_bytes(b"PK")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", fill_the_disk)
+    with pytest.raises(InputError, match=r"cannot write .*a.npz \(No space left on device\): correct that, and record it"):
+        golden_outputs.record(path, passed, "test_it")
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
