@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 FOLDER = "parity_goldens"  # a folder next to the test file
+_MAX_NAME = 240  # bytes of a name without the number of the call and ".npz": file systems allow 255 bytes
 
 _RECORDED = pytest.StashKey[dict[Path, str]]()  # the test that has recorded each golden file of the session
 
@@ -93,7 +94,7 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
                     what = f"{path} has just been recorded by {other}, and is also the file of {test}"
                     raise InputError(f"{what}: rename a test")
                 golden_outputs.record(path, report, test)
-        except InputError as error:
+        except (InputError, OSError) as error:
             write(report.facts(), [str(error)])
             raise
         write(report.facts(), lines)
@@ -114,8 +115,9 @@ def _golden_path(file: Path, test: str, call: int) -> Path:
     """Return the path of the golden file for one call of the fixture in a test; calls are counted from 0."""
     exact = f"{file.stem}.{test}"
     name = re.sub(r"[^\w.=,\[\]-]", "_", exact)
-    if name != exact:  # "a/b" and "a b" become the same
-        name += f"-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+    if name != exact or len(name.encode()) > _MAX_NAME:  # "a/b" and "a b" become the same, and so do cut names
+        suffix = f"-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+        name = name.encode()[: _MAX_NAME - len(suffix)].decode(errors="ignore") + suffix
     return file.parent / FOLDER / f"{name}{f'.{call}' if call else ''}.npz"
 
 

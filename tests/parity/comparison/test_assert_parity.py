@@ -36,6 +36,7 @@ from tests.pairs_of_models import (
     torch_conv_net,
 )
 from tests.twins import perturbed_params, random_images, small_config
+from twin_vision_transformers_pytest import FOLDER, _golden_path
 from vit_spec import InputError
 
 pytest_plugins = ["pytester"]
@@ -595,6 +596,17 @@ def test_similar_names_of_tests_have_their_own_golden_files(pytester: pytest.Pyt
     assert {"passed": len(names)} == recorded == pytester.runpytest_inprocess(*options).parseoutcomes()
     plain = {"classes": "test_two.TestSmall.test_port.npz", "parameters": "test_two.test_port[a_b].npz"}
     assert plain[tests] in names
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9"])
+def test_golden_files_of_tests_with_long_names_can_be_created(tmp_path: Path, letter: str) -> None:
+    names = [f"test_it[{letter * length}{end}]" for length in (120, 200, 300) for end in "ab"]
+    paths = {_golden_path(tmp_path / "test_two.py", name, call) for name in names for call in (0, 999)}
+    assert len(paths) == 2 * len(names)
+    (tmp_path / FOLDER).mkdir()
+    for path in paths:
+        path.write_bytes(b"")
+        assert path.name.startswith("test_two.test_it[") and path.suffix == ".npz"
 
 
 def test_two_tests_do_not_share_a_golden_file(pytester: pytest.Pytester, project: Any) -> None:
