@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -478,6 +479,51 @@ def test_a_golden_file_is_recorded_and_then_verified(project: Any) -> None:
     with np.load(project.golden) as file:
         assert set(file.files) == {"header", "output"} and file["output"].dtype == np.float64
     assert project()[0] == {"passed": 1}
+
+
+def test_a_missing_golden_file_fails_if_golden_files_are_required(project: Any) -> None:
+    outcomes, printed = project("--parity-require-golden")
+    assert outcomes == {"failed": 1} and "test_mine.test_it.npz does not exist: record it with --parity-record" in printed
+    assert project("--parity-require-golden", "--parity-record")[0] == {"passed": 1}
+    outcomes, printed = project("--parity-require-golden")
+    assert outcomes == {"passed": 1} and "that no test has used" not in printed
+
+
+SOME_PASS = """
+import pytest
+
+def test_passes(): pass
+
+def test_fails(): raise ValueError
+
+@pytest.mark.skip
+def test_skips(): pass
+"""
+SELECTIONS: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "all": ((), {"test_some.test_passes.npz", "test_some.test_passes.1.npz", "test_some.test_gone[a].npz"}),
+    "by keyword": (("-k", "skips"), {"test_some.test_gone[a].npz"}),
+    "by node id": (("test_some.py::test_passes",), set()),
+    "failed": (("--lf",), set()),
+    "interrupted": (("test_some.py", "test_broken.py"), set()),
+}
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_golden_files_that_no_test_has_used_are_named(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, selection: str
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    options, expected = SELECTIONS[selection]
+    pytester.makepyfile(test_some=SOME_PASS, **({"test_broken": "import"} if selection == "interrupted" else {}))
+    pytester.mkdir(FOLDER)
+    names = ["some.test_passes", "some.test_passes.1", "some.test_fails", "some.test_fails.1", "some.test_skips"]
+    for name in [*names, "some.test_gone[a]", "some_more.test_it"]:
+        (pytester.path / FOLDER / f"test_{name}.npz").write_bytes(b"")
+    if selection == "failed":
+        pytester.runpytest_inprocess("-p", "twin_vision_transformers_pytest")
+    printed = pytester.runpytest_inprocess("-p", "twin_vision_transformers_pytest", *options).stdout.str()
+    found = re.search("golden files of assert_parity that no test has used: (.*): delete them if", printed)
+    assert {Path(each).name for each in found[1].split(", ")} == expected if found else not expected
 
 
 def test_changed_outputs_fail_with_the_framework_and_its_versions(project: Any) -> None:
