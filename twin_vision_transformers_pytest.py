@@ -6,30 +6,37 @@ when a test uses the fixture: the project may have a package `parity` of its own
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 FOLDER = "parity_goldens"  # a folder next to the test file
+_MAX_NAME = 240  # bytes of a name without the number of the call and ".npz": file systems allow 255 bytes
 
 _RECORDED = pytest.StashKey[dict[Path, str]]()  # the test that has recorded each golden file of the session
+_USED = pytest.StashKey[set[Path]]()  # the golden files of all calls of the session
+_HAS_PASSED = pytest.StashKey[dict[pytest.Item, bool]]()  # each collected test, also those that are deselected
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --parity-record and --parity-json."""
+    """Add --parity-record, --parity-require-golden and --parity-json."""
     group = parser.getgroup("parity", "JAX and PyTorch parity")
     text = f"record golden files of assert_parity in {FOLDER}/ next to each test file; by default they are verified"
     group.addoption("--parity-record", action="store_true", help=text)
+    text = "fail calls of the fixture assert_parity that have no golden file; by default they compare the models alone"
+    group.addoption("--parity-require-golden", action="store_true", help=text)
     text = "write the verdict of each call of the fixture assert_parity to this file, one JSON object per line"
     group.addoption("--parity-json", metavar="FILE", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Create the file of --parity-json, empty."""
-    config.stash[_RECORDED] = {}
+    config.stash[_RECORDED], config.stash[_USED], config.stash[_HAS_PASSED] = {}, set(), {}
     path = _json_path(config)
     if path is None or hasattr(config, "workerinput"):  # a worker of pytest-xdist: its controller has created the file
         return
@@ -40,11 +47,53 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--parity-json {path} cannot be written ({error.strerror}): give another path") from None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Note a test that may have golden files."""
+    item.config.stash[_HAS_PASSED][item] = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note whether a test has passed, and so has used all of its golden files."""
+    report = yield
+    if report.when == "call":
+        item.config.stash[_HAS_PASSED][item] = report.passed
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: pytest.ExitCode, config: pytest.Config) -> None:
+    """Name the golden files of the collected test files that no test has used, as those of tests that were renamed.
+
+    Golden files of a test that was skipped or deselected, or that failed, are not named.  Nothing is named if only a part
+    of a test file was collected, or if pytest-xdist distributes the tests: this process then runs none.
+    """
+    is_partial = any("::" in each for each in config.args) or config.getoption("lf", default=False)
+    if is_partial or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return
+    has_passed = config.stash[_HAS_PASSED]
+    files = [file for file in sorted({item.path for item in has_passed}) if (file.parent / FOLDER).is_dir()]
+    excused = {
+        _golden_path(item.path, _test_name(item), 0)
+        for item, passed in has_passed.items()
+        if not passed and item.path in files
+    }
+    unused = [
+        os.path.relpath(path, config.invocation_params.dir)
+        for file in files
+        for path in sorted((file.parent / FOLDER).glob(f"{escape(file.stem)}.*.npz"))
+        if path not in config.stash[_USED] and path.with_name(re.sub(r"\.\d+\.npz$", ".npz", path.name)) not in excused
+    ]
+    if unused:
+        what = f"golden files of assert_parity that no test has used: {', '.join(unused)}"
+        terminalreporter.write_line(f"{what}: delete them if their tests were renamed or removed")
+
+
 @pytest.fixture
 def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Return a function like `parity.assert_parity` that also verifies the golden file of the test, if there is one.
 
-    With --parity-record it writes the golden file instead, and replaces an existing one.
+    With --parity-record it writes the golden file instead, and replaces an existing one.  With --parity-require-golden it
+    fails if there is none.
     """
     from vit_spec import InputError
     from vit_spec.shadowing import check_not_shadowed
@@ -84,20 +133,25 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
         __tracebackhide__ = True
         nonlocal calls
         path, calls = _golden_path(request.path, test, calls), calls + 1
-        report = compare(arguments, options)
-        verify = path.exists() and not request.config.getoption("parity_record")
+        request.config.stash[_USED].add(path)
+        report, lines = compare(arguments, options), []
         try:
-            lines = golden_outputs.verify(path, report, test) if verify else []
-        except InputError as error:
+            if not request.config.getoption("parity_record"):
+                if path.exists():
+                    lines = golden_outputs.verify(path, report, test)
+                elif request.config.getoption("parity_require_golden"):
+                    lines = [f"{path} does not exist: record it with --parity-record, or omit --parity-require-golden"]
+            elif report.passed:
+                if (other := request.config.stash[_RECORDED].setdefault(path, test)) != test:
+                    what = f"{path} has just been recorded by {other}, and is also the file of {test}"
+                    raise InputError(f"{what}: rename a test")
+                golden_outputs.record(path, report, test)
+        except (InputError, OSError) as error:
             write(report.facts(), [str(error)])
             raise
         write(report.facts(), lines)
         if lines or not report.passed:
             raise AssertionError("\n".join([*lines, str(report)]))
-        if not verify and request.config.getoption("parity_record"):
-            if (other := request.config.stash[_RECORDED].setdefault(path, test)) != test:
-                raise InputError(f"{path} has just been recorded by {other}, and is also the file of {test}: rename a test")
-            golden_outputs.record(path, report, test)
         return report
 
     return assert_and_record
@@ -113,8 +167,9 @@ def _golden_path(file: Path, test: str, call: int) -> Path:
     """Return the path of the golden file for one call of the fixture in a test; calls are counted from 0."""
     exact = f"{file.stem}.{test}"
     name = re.sub(r"[^\w.=,\[\]-]", "_", exact)
-    if name != exact:  # "a/b" and "a b" become the same
-        name += f"-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+    if name != exact or len(name.encode()) > _MAX_NAME:  # "a/b" and "a b" become the same, and so do cut names
+        suffix = f"-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+        name = name.encode()[: _MAX_NAME - len(suffix)].decode(errors="ignore") + suffix
     return file.parent / FOLDER / f"{name}{f'.{call}' if call else ''}.npz"
 
 

@@ -2,25 +2,26 @@
 
 One npz file contains PyTorch's float64 outputs by name, and a JSON header: the float32 errors of each framework from these
 outputs, a digest of the weights and inputs, the name of the test, and the versions of the libraries.  Outputs in float64
-differ between machines by at most 1e-13.
+differ between machines by at most 1e-13.  A difference from a recorded output is measured as one between two models is.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from parity.checkpoints import containers
+from parity.checkpoints.atomic_write import atomic_replace
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.report import GRADIENT_OF, Report
+from parity.comparison.any_model.tensor_comparison import error_of, output_difference
 from parity.comparison.tolerances import (
     ERROR_RATIO_SLACK,
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
     RMS_ERROR_RATIO,
-    ErrorNorms,
     five_sigma_factor,
 )
 from vit_spec import InputError, bounded_json
@@ -35,6 +36,9 @@ def record(path: Path, report: Report, test: str) -> None:
 
     path: a path that ends in .npz; its folder is created if necessary.
     test: the name of the test, which `verify` checks.
+
+    Raises:
+        InputError: the file cannot be written; an existing file is unchanged.
     """
     reference = _outputs(report, "torch float64")
     header = {
@@ -47,21 +51,30 @@ def record(path: Path, report: Report, test: str) -> None:
             if report.level == "precision"
         },
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, header=np.array(json.dumps(header)), **reference)  # type: ignore[arg-type]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_replace(path) as new:
+            np.savez_compressed(new, header=np.array(json.dumps(header)), **reference)  # type: ignore[arg-type]
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path} ({error.strerror or error}): correct that, and record it again with --parity-record"
+        ) from None
 
 
 def verify(path: Path, report: Report, test: str) -> list[str]:
     """Return a line for each framework whose outputs differ from a golden file, with the versions then and now.
 
     Raises:
-        InputError: the file is no golden file, or was recorded by another test, or with other weights or inputs.
+        InputError: the file is no golden file, or was recorded by another test, with other weights or inputs, or without
+            the float32 errors that the level of the report compares.
     """
     header, recorded = _read(path)
     if (other := header.get("test", test)) != test:  # files of earlier versions have no name
         raise InputError(f"{path} was recorded by {other}, and not by {test}: record it again with --parity-record")
     if header["digest"] != report.digest or recorded.keys() != _outputs(report, "torch float64").keys():
         raise InputError(f"{path} was recorded with other weights, inputs or outputs: record it again with --parity-record")
+    if report.level == "precision" and not header["distances"]:
+        raise InputError(f"{path} has no errors of level 'precision': record it again with --parity-record")
     return [
         f"{side} has changed: {what}; {_describe_versions(side, header['environment'], report.environment)}"
         for side in PACKAGES
@@ -75,11 +88,11 @@ def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], rep
         if (shape := report.runs[f"{side} float64"][name].shape) != tensor.shape:
             yield f"{name} has the shape {shape}, and {tensor.shape} was recorded"
             continue
-        difference = ErrorNorms.of(report.runs[f"{side} float64"][name], tensor).relative_rms()
+        difference = output_difference(name, report.runs[f"{side} float64"][name], tensor)
         if not difference <= FLOAT64_TOLERANCE:
             tolerance = f"tolerance {FLOAT64_TOLERANCE:.0e}"
             yield f"in float64 {name} differs by {difference:.1e} from the recorded output ({tolerance})"
-        if report.level == "precision" and name in errors.get(side, {}):
+        if report.level == "precision":
             was, now = errors[side][name], _float32_error(report, side, name, tensor)
             factor = RMS_ERROR_RATIO * five_sigma_factor(tensor.size)
             if not max(was, now) <= factor * min(was, now) + ERROR_RATIO_SLACK * FLOAT32_TOLERANCE:
@@ -87,7 +100,7 @@ def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], rep
 
 
 def _float32_error(report: Report, side: str, name: str, reference: Array) -> float:
-    return ErrorNorms.of(report.runs[f"{side} float32"][name], reference).relative_rms()
+    return error_of(name, report.runs[f"{side} float32"][name], reference).relative_rms()
 
 
 def _describe_versions(side: str, then: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -105,10 +118,14 @@ def _outputs(report: Report, run: str) -> dict[str, Array]:
     return {name: tensor for name, tensor in tensors if name != "loss" and not name.startswith(GRADIENT_OF)}
 
 
-def _are_errors(value: Any) -> bool:
-    """Return whether a value from JSON is a dict of framework -> output -> float."""
-    sides = list(value.values()) if isinstance(value, dict) else [None]
-    return all(isinstance(side, dict) and all(isinstance(each, float) for each in side.values()) for side in sides)
+def _are_errors(value: Any, outputs: Set[str]) -> bool:
+    """Return whether a value from JSON has a float for each framework and output, or is empty as at level "function"."""
+    if value == {}:
+        return True
+    return (isinstance(value, dict) and value.keys() == PACKAGES.keys()) and all(
+        isinstance(side, dict) and side.keys() == outputs and all(isinstance(each, float) for each in side.values())
+        for side in value.values()
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -123,8 +140,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         header = bounded_json.parse_object(contents.metadata["header"], max_bytes=_MAX_HEADER)
         if not {"digest", "environment", "distances"} <= header.keys():
             raise KeyError("header")
-        if not isinstance(header["environment"], dict) or not _are_errors(header["distances"]):
-            raise InputError("its environment or its distances have the wrong type")
+        if not isinstance(header["environment"], dict) or not _are_errors(header["distances"], arrays.keys()):
+            raise InputError("its environment or its distances have the wrong type or are incomplete")
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"{path} is not a golden file, or is damaged ({error}): record it again with --parity-record"

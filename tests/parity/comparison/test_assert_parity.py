@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -36,6 +37,7 @@ from tests.pairs_of_models import (
     torch_conv_net,
 )
 from tests.twins import perturbed_params, random_images, small_config
+from twin_vision_transformers_pytest import FOLDER, _golden_path
 from vit_spec import InputError
 
 pytest_plugins = ["pytester"]
@@ -479,6 +481,51 @@ def test_a_golden_file_is_recorded_and_then_verified(project: Any) -> None:
     assert project()[0] == {"passed": 1}
 
 
+def test_a_missing_golden_file_fails_if_golden_files_are_required(project: Any) -> None:
+    outcomes, printed = project("--parity-require-golden")
+    assert outcomes == {"failed": 1} and "test_mine.test_it.npz does not exist: record it with --parity-record" in printed
+    assert project("--parity-require-golden", "--parity-record")[0] == {"passed": 1}
+    outcomes, printed = project("--parity-require-golden")
+    assert outcomes == {"passed": 1} and "that no test has used" not in printed
+
+
+SOME_PASS = """
+import pytest
+
+def test_passes(): pass
+
+def test_fails(): raise ValueError
+
+@pytest.mark.skip
+def test_skips(): pass
+"""
+SELECTIONS: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "all": ((), {"test_some.test_passes.npz", "test_some.test_passes.1.npz", "test_some.test_gone[a].npz"}),
+    "by keyword": (("-k", "skips"), {"test_some.test_gone[a].npz"}),
+    "by node id": (("test_some.py::test_passes",), set()),
+    "failed": (("--lf",), set()),
+    "interrupted": (("test_some.py", "test_broken.py"), set()),
+}
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_golden_files_that_no_test_has_used_are_named(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, selection: str
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    options, expected = SELECTIONS[selection]
+    pytester.makepyfile(test_some=SOME_PASS, **({"test_broken": "import"} if selection == "interrupted" else {}))
+    pytester.mkdir(FOLDER)
+    names = ["some.test_passes", "some.test_passes.1", "some.test_fails", "some.test_fails.1", "some.test_skips"]
+    for name in [*names, "some.test_gone[a]", "some_more.test_it"]:
+        (pytester.path / FOLDER / f"test_{name}.npz").write_bytes(b"")
+    if selection == "failed":
+        pytester.runpytest_inprocess("-p", "twin_vision_transformers_pytest")
+    printed = pytester.runpytest_inprocess("-p", "twin_vision_transformers_pytest", *options).stdout.str()
+    found = re.search("golden files of assert_parity that no test has used: (.*): delete them if", printed)
+    assert {Path(each).name for each in found[1].split(", ")} == expected if found else not expected
+
+
 def test_changed_outputs_fail_with_the_framework_and_its_versions(project: Any) -> None:
     project("--parity-record")
 
@@ -525,6 +572,8 @@ DAMAGE: dict[str, Any] = {
     "a distance that is too large": lambda path: edit_golden_file(
         path, lambda header, _: header.update(distances={"torch": {"output": 10**400}})
     ),
+    "no distances of a framework": lambda path: edit_golden_file(path, lambda header, _: header["distances"].pop("flax")),
+    "no distance of an output": lambda path: edit_golden_file(path, lambda header, _: header["distances"].update(flax={})),
 }
 
 
@@ -593,6 +642,17 @@ def test_similar_names_of_tests_have_their_own_golden_files(pytester: pytest.Pyt
     assert {"passed": len(names)} == recorded == pytester.runpytest_inprocess(*options).parseoutcomes()
     plain = {"classes": "test_two.TestSmall.test_port.npz", "parameters": "test_two.test_port[a_b].npz"}
     assert plain[tests] in names
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9"])
+def test_golden_files_of_tests_with_long_names_can_be_created(tmp_path: Path, letter: str) -> None:
+    names = [f"test_it[{letter * length}{end}]" for length in (120, 200, 300) for end in "ab"]
+    paths = {_golden_path(tmp_path / "test_two.py", name, call) for name in names for call in (0, 999)}
+    assert len(paths) == 2 * len(names)
+    (tmp_path / FOLDER).mkdir()
+    for path in paths:
+        path.write_bytes(b"")
+        assert path.name.startswith("test_two.test_it[") and path.suffix == ".npz"
 
 
 def test_two_tests_do_not_share_a_golden_file(pytester: pytest.Pytester, project: Any) -> None:

@@ -274,6 +274,20 @@ def test_parity_json_has_the_changes_from_the_golden_file(verdicts: Any, pyteste
     assert found["passed"] and "was recorded with other weights" in found["golden"][0]
 
 
+def test_parity_json_has_the_error_of_a_failed_recording(verdicts: Any, pytester: pytest.Pytester) -> None:
+    (pytester.path / "parity_goldens").write_text("a file, and no folder")
+    [found] = verdicts("-k", "pair", "--parity-record").values()
+    assert found["passed"] and "test_mine.test_it[pair].npz (File exists)" in found["golden"][0]
+
+
+def test_parity_json_has_the_error_of_a_golden_file_that_the_system_does_not_open(
+    verdicts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twin_vision_transformers_pytest._golden_path", lambda file, *_: file.parent / ("x" * 300))
+    [found] = verdicts("-k", "pair").values()
+    assert found["passed"] and "File name too long" in found["golden"][0]
+
+
 def test_a_path_that_cannot_be_written_is_refused_before_the_tests(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,94 @@
+"""Golden files of `assert_parity`, written and verified without pytest; the plugin is in test_assert_parity.py."""
+
+import dataclasses
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+
+from flax import linen
+
+from parity.comparison.any_model import compare_models, golden_outputs
+from parity.comparison.any_model.report import Report
+from vit_spec import InputError
+
+VALUES = np.random.default_rng(0).normal(size=(8, 32))
+MASKED = np.where(np.arange(32) < 28, VALUES, -1e30)
+LARGE_COLUMN = np.where(np.arange(32) < 31, VALUES, 1e7)
+IDENTIFIERS = 10**12 + np.arange(32)
+
+
+@pytest.fixture(scope="module")
+def passed() -> Report:
+    params = {"params": {"kernel": np.ones((4, 2), np.float32), "bias": np.zeros(2, np.float32)}}
+    rows = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    return compare_models(linen.Dense(2).apply, params, torch.nn.Linear(4, 2), rows)
+
+
+def with_output(report: Report, output: Any, float32: Any = None, **changes: Any) -> Report:
+    """Return a report with another output of both models, and with another one in float32 if it is given."""
+    runs = {
+        run: {"output": output if float32 is None or run.endswith("float64") else float32}
+        for run in ("torch float64", "flax float64", "torch float32", "flax float32")
+    }
+    return dataclasses.replace(report, runs=runs, **changes)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "difference"),
+    [
+        (MASKED, np.where(MASKED == -1e30, MASKED, VALUES * (1 + 1e-9)), "9.4e-10"),
+        (LARGE_COLUMN, np.where(LARGE_COLUMN == 1e7, LARGE_COLUMN, VALUES * (1 + 1e-7)), "1.0e-07"),
+        (IDENTIFIERS, IDENTIFIERS + 1, "1.0e+00"),
+    ],
+    ids=["masked", "small", "integers"],
+)
+def test_a_golden_file_shows_differences_that_large_entries_hide(
+    passed: Report, tmp_path: Path, recorded: Any, now: Any, difference: str
+) -> None:
+    path = tmp_path / "a.npz"
+    golden_outputs.record(path, with_output(passed, recorded), "test_it")
+    assert golden_outputs.verify(path, with_output(passed, recorded), "test_it") == []
+    lines = golden_outputs.verify(path, with_output(passed, now), "test_it")
+    assert [line.partition(":")[0] for line in lines] == ["flax has changed", "torch has changed"]
+    assert all(f"in float64 output differs by {difference} from the recorded output" in line for line in lines)
+
+
+def test_a_golden_file_shows_float32_errors_that_masked_entries_hide(passed: Report, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    golden_outputs.record(path, with_output(passed, MASKED), "test_it")
+    less_precise = with_output(passed, MASKED, np.where(MASKED == -1e30, MASKED, VALUES * (1 + 1e-4)))
+    lines = golden_outputs.verify(path, less_precise, "test_it")
+    assert len(lines) == 2 and all("in float32 the error of output is 9" in line for line in lines)
+
+
+def test_a_golden_file_of_level_function_is_refused_at_level_precision(passed: Report, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    golden_outputs.record(path, with_output(passed, VALUES, level="function"), "test_it")
+    assert golden_outputs.verify(path, with_output(passed, VALUES, level="function"), "test_it") == []
+    with pytest.raises(InputError, match="has no errors of level 'precision': record it again with --parity-record"):
+        golden_outputs.verify(path, with_output(passed, VALUES), "test_it")
+    golden_outputs.record(path, with_output(passed, VALUES), "test_it")
+    assert golden_outputs.verify(path, with_output(passed, 2 * VALUES, level="function"), "test_it")
+
+
+def test_a_failed_write_leaves_the_earlier_golden_file(
+    passed: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "goldens" / "a.npz"
+    golden_outputs.record(path, passed, "test_it")
+    before = path.read_bytes()
+
+    def fill_the_disk(file: Path, **_: Any) -> None:
+        file.write_bytes(b"PK")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", fill_the_disk)
+    with pytest.raises(InputError, match=r"cannot write .*a.npz \(No space left on device\): correct that, and record it"):
+        golden_outputs.record(path, passed, "test_it")
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
