@@ -209,6 +209,13 @@ class Recipe:
                 part, _, leaf = name.rpartition(".")
                 value = getattr(getattr(self, part) if part else self, leaf)
                 raise FieldError(name, f" is {format_value(value)}: give {expected}")
+        # The partner of an image is `repeats` images away, also around the end of the batch.
+        if self.augment.mixes and self.batch_size < (least := 2 * self.augment.repeats):
+            raise FieldError(
+                "batch_size",
+                f" is {self.batch_size}, so that mixup or CutMix would mix images with themselves: give {least} or more, "
+                "twice --augment.repeats, or --augment.mixup 0 --augment.cutmix 0",
+            )
 
 
 def _check_duration(name: str, duration: float | str, default_unit: str) -> float:
