@@ -74,7 +74,7 @@ def adamw(
         grads = clip_by_global_norm(grads, clip)
         step = state.updates.astype(float)  # float32, or float64 in jax's x64 mode
         rate = learning_rate(step)
-        bias_correction1, bias_correction2 = (-jnp.expm1((step + 1) * math.log(b)) for b in (b1, b2))
+        bias_correction1, bias_correction2 = (-jnp.expm1((step + 1) * math.log(b)) if b else 1.0 for b in (b1, b2))
         mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, grads)
         square = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.square, grads)
         moments = Moments(state.updates + 1, mean, square)

@@ -87,7 +87,7 @@ FAULTS = [
     ),
     _jax(
         name="bias correction in float32",
-        old="(-jnp.expm1((step + 1) * math.log(b)) for b in (b1, b2))",
+        old="(-jnp.expm1((step + 1) * math.log(b)) if b else 1.0 for b in (b1, b2))",
         new="(1 - jnp.float32(b) ** (step + 1).astype(jnp.float32) for b in (b1, b2))",
         part="optimizer: (first|second) moment's bias correction",
     ),

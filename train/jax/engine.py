@@ -332,7 +332,7 @@ class JaxEngine:
         (loss, metric), grads = self._loss_and_gradient(state.params, images, targets, mix, key, teacher)
         # The backward pass also computes the gradients of blocks that are frozen while others of their stack are not.
         norm = optax.tree.norm(zero_frozen(grads, self._update_scales) if self._recipe.optimizer.freeze else grads)
-        rate = self._learning_rate(state.step.astype(float))  # float32, or float64 in JAX's x64 mode
+        rate = jnp.asarray(self._learning_rate(state.step), float)  # float32, or float64 in JAX's x64 mode
         sound = state.sound & jnp.isfinite(loss) & jnp.isfinite(norm)
         updates, moments = self._optimizer.update(grads, state.moments, state.params, rate=rate, sound=sound)
         params = optax.apply_updates(state.params, updates)

@@ -143,9 +143,9 @@ def _scale_by_trust_ratio(config: ViTConfig) -> optax.GradientTransformation:
     return optax.stateless(lambda updates, params: jax.tree.map(lambda f, u, p: f(u, p), functions, updates, params))
 
 
-def _bias_correction(decay: float, updates: Array) -> Array:
+def _bias_correction(decay: float, updates: Array) -> Array | float:
     """Return 1 - decay^updates; expm1 keeps the digits of a small difference, as in `vit_jax.optimizer.adamw`."""
-    return -jnp.expm1(updates.astype(float) * math.log(decay))
+    return -jnp.expm1(updates.astype(float) * math.log(decay)) if decay else 1.0
 
 
 def _scale_by_adam(o: Optimizer) -> optax.GradientTransformation:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from parity.terminal import print_note
 from train.loop.loop_state import LoopState
 from train.loop.metrics import PRIMARY_METRIC
+from train.loop.write_files import FOLDER_GONE
 from train.recipes import Task
 from vit_spec import InputError
 
@@ -142,7 +143,8 @@ class CheckpointFolder:
         """Return the error for a checkpoint that cannot be written, from the exception that writing it has raised."""
         cause = " ".join(str(error).split()).rpartition('": ')[2]  # after the names of the files
         reason = getattr(error, "strerror", None) or cause[:120]
-        return InputError(f"cannot write a checkpoint to {self.path} ({reason}): make room there, then give the same --run")
+        remedy = "make room there, then give the same --run" if self.path.parent.is_dir() else FOLDER_GONE
+        return InputError(f"cannot write a checkpoint to {self.path} ({reason}): {remedy}")
 
 
 def replaced_folder(folder: Path) -> Path:

@@ -100,10 +100,11 @@ class Schedule:
     def learning_rate(self, recipe: Recipe, step: Any) -> Any:
         """Return the learning rate of the update after `step` others; see `train.recipes.schedule.learning_rate`."""
         return learning_rate(
-            step + self.step_offset if self.step_offset else step,
+            step,
             peak=recipe.optimizer.lr,
             warmup=self.warmup,
-            total=self.total + self.step_offset,
+            total=self.total,
             shape=recipe.decay,
             cooldown=self.cooldown,
+            offset=self.step_offset,
         )

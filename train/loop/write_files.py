@@ -9,6 +9,8 @@ from pathlib import Path
 
 from vit_spec import InputError
 
+FOLDER_GONE = "the run's folder is gone; put it back to resume, or give the same command to start again from step 0"
+
 
 @contextmanager
 def convert_write_errors(path: Path) -> Iterator[None]:
@@ -17,8 +19,8 @@ def convert_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "correct that"
-        why = error.strerror or error
-        raise InputError(f"cannot write {path} ({why}): {remedy}, then give the same --run to resume") from None
+        remedy = f"{remedy}, then give the same --run to resume" if path.parent.is_dir() else FOLDER_GONE
+        raise InputError(f"cannot write {path} ({error.strerror or error}): {remedy}") from None
 
 
 def atomic_write(path: Path, content: bytes) -> None:

@@ -65,7 +65,8 @@ class Optimizer:
     weight_decay: float = 0.05
     """Decoupled weight decay, multiplied by the learning rate; biases, norms and tokens do not decay."""
     beta1: float = 0.9
-    """Decay of the mean gradient per step: momentum. muon has 0.95 for the matrices of blocks, and this for all else."""
+    """Decay of the mean gradient per step: momentum; 0: none. muon has 0.95 for the matrices of blocks, and this for all
+    else."""
     beta2: float = 0.999
     """Decay of the mean squared gradient per step, for adamw, lamb and the parameters that muon leaves to Adam. For lion,
     decay of the mean gradient: give 0.99, as its paper does. sgd has none; adafactor has its own, which rises to 0.999."""
@@ -200,7 +201,7 @@ class Recipe:
             ("optimizer.lr", 0 <= self.optimizer.lr <= 1e30, "a number from 0 to 1e30"),
             ("optimizer.weight_decay", 0 <= self.optimizer.weight_decay <= 1e6, "a number from 0 to 1e6"),
             ("optimizer.eps", 0 < self.optimizer.eps < math.inf, "a positive number"),
-            ("optimizer.beta1", 0 < self.optimizer.beta1 < 1, "a number between 0 and 1"),
+            ("optimizer.beta1", 0 <= self.optimizer.beta1 < 1, "a number from 0 up to 1"),
             ("optimizer.beta2", 0 < self.optimizer.beta2 < 1, "a number between 0 and 1"),
             ("optimizer.clip", self.optimizer.clip > 0, "a positive norm"),
             ("optimizer.layer_decay", 0 < self.optimizer.layer_decay <= 1, "a factor above 0 and up to 1"),
@@ -209,6 +210,13 @@ class Recipe:
                 part, _, leaf = name.rpartition(".")
                 value = getattr(getattr(self, part) if part else self, leaf)
                 raise FieldError(name, f" is {format_value(value)}: give {expected}")
+        # The partner of an image is `repeats` images away, also around the end of the batch.
+        if self.augment.mixes and self.batch_size < (least := 2 * self.augment.repeats):
+            raise FieldError(
+                "batch_size",
+                f" is {self.batch_size}, so that mixup or CutMix would mix images with themselves: give {least} or more, "
+                "twice --augment.repeats, or --augment.mixup 0 --augment.cutmix 0",
+            )
 
 
 def _check_duration(name: str, duration: float | str, default_unit: str) -> float:

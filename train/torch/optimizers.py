@@ -227,8 +227,8 @@ class _ByDirections(Optimizer):
 
 def _bias_corrections(settings: Settings, updates: Tensor) -> tuple[float, float]:
     """Return 1 - b1^t and 1 - b2^t; expm1 keeps the digits of a small difference, as in `vit_jax.optimizer.adamw`."""
-    t = float(updates)
-    return -math.expm1(t * math.log(settings.beta1)), -math.expm1(t * math.log(settings.beta2))
+    t, b1, b2 = float(updates), settings.beta1, settings.beta2
+    return -math.expm1(t * math.log(b1)) if b1 else 1.0, -math.expm1(t * math.log(b2))
 
 
 def _adam(means: list[Tensor], squares: list[Tensor], grads: list[Tensor], settings: Settings, updates: Tensor) -> None:

@@ -541,7 +541,11 @@ def test_braces_expand_as_in_a_shell() -> None:
     ("members", "message"),
     [
         ({"0.png": PNGS[0]}, "has 0.png without 0.cls or 0.json beside it"),
-        ({"0.png": PNGS[0], "0.cls": b"cat"}, "has 0.cls with no class number in it"),
+        (
+            {"0.png": PNGS[0], "0.cls": b"cat"},
+            "has 0.cls with no class number in it: expected an integer; number the classes from 0, or extract the images "
+            "into folders named by class and give folder:PATH",
+        ),
         ({"0.png": PNGS[0], "0.cls": b"1_0"}, "has 0.cls with no class number in it"),
         ({"0.png": PNGS[0], "0.json": b'{"label": "1_0"}'}, "has 0.json with no class number in it"),
         (

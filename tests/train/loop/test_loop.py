@@ -26,12 +26,13 @@ from tests import ROOT
 from train.cli import main
 from train.data.batches import Batch
 from train.data.sources import open_dataset
-from train.loop.checkpoint_folder import checkpoint_rank
+from train.loop.checkpoint_folder import CheckpointFolder, checkpoint_rank
 from train.loop.engine import Engine, EvalOutput, RestoredCheckpoint
 from train.loop.loop import MAX_SKIPPED, METRICS_DELAY
 from train.loop.loop_state import LoopState, equal_metrics
 from train.loop.request import Request
 from train.loop.session import train
+from train.loop.write_files import convert_write_errors
 from train.recipes import Model, Recipe
 from vit_spec import InputError, bounded_json
 
@@ -755,6 +756,17 @@ def test_after_a_failed_write_of_weights_a_resumed_run_ends_as_an_uninterrupted_
     assert run_training(recipe) == 0
     assert weight_files(tmp_path / "failed") == weight_files(finished)
     assert records(tmp_path / "failed") == records(finished)
+
+
+def test_a_write_into_a_run_whose_folder_is_gone_says_what_the_same_command_does(tmp_path: Path) -> None:
+    gone = "the run's folder is gone; put it back to resume, or give the same command to start again from step 0"
+    missing = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    for run, of_file, of_checkpoint in ((tmp_path / "gone", gone, gone), (tmp_path, "correct that", "make room there")):
+        with pytest.raises(InputError) as found, convert_write_errors(run / "metrics.jsonl"):
+            raise missing
+        assert f"metrics.jsonl (No such file or directory): {of_file}" in str(found.value)
+        error = CheckpointFolder(run / "checkpoints", "train.torch").write_error(missing)
+        assert f"checkpoints (No such file or directory): {of_checkpoint}" in str(error)
 
 
 @pytest.mark.parametrize("change", ["removed", "of another step"])

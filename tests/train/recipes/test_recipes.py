@@ -59,7 +59,7 @@ OTHER_VALUES: dict[str, Any] = {  # for fields that `other_value` cannot double
     "augment.share": 0.875,
     "run": "somewhere",
     "optimizer.name": "lion",
-    "optimizer.beta1": 0.8,
+    "optimizer.beta1": 0.0,
     "optimizer.beta2": 0.95,
     "optimizer.layer_decay": 0.75,
     "optimizer.freeze": ("patch_embed.*", "pos_embed"),
@@ -241,6 +241,8 @@ INVALID = {
     "--profile 4 3": "error: --profile is 4 3: give a first step and a last one",
     "--decay linear": "--decay is 'linear': give one of cosine, constant, rsqrt\n",
     "--accumulate 0": "--accumulate is 0: give a positive number of parts",
+    "--augment.mixup 0.2 --batch-size 1": "--batch-size is 1, so that mixup or CutMix would mix images with",
+    "--config deit_s16 --batch-size 5": "themselves: give 6 or more, twice --augment.repeats, or --augment.mixup 0",
     "--ema 1": "--ema is 1: give a number from 0 up to 1",
     "--model.image-size 3 3 3": "--model.image-size is '3 3 3': give an integer, or 2 values, each an integer, or None",
     "--seed seven": "--seed is 'seven': give an integer",
@@ -255,6 +257,7 @@ INVALID = {
     "--optimizer.lr nan": "--optimizer.lr is nan: give a number from 0 to 1e30",
     "--optimizer.weight-decay -1": "--optimizer.weight-decay is -1: give a number from 0 to 1e6",
     "--optimizer.weight-decay 1e300": "--optimizer.weight-decay is 1e+300: give a number from 0 to 1e6",
+    "--optimizer.beta1 1": "--optimizer.beta1 is 1: give a number from 0 up to 1",
     "--optimizer.eps 0": "--optimizer.eps is 0: give a positive number",
     "--seed 9223372036854775808": "give 0 or more, below 2^63",
     "--config finetune": "--config finetune needs initial weights: give --init FILE",
@@ -286,6 +289,12 @@ def test_an_invalid_value_in_python_is_refused_by_the_name_of_its_field() -> Non
         Recipe(label_smoothing=1.0)
     with pytest.raises(InputError, match=r"^augment\.crop_area is 1 0\.5: give two shares"):
         Augment(crop_area=(1.0, 0.5))
+
+
+def test_the_smallest_batch_that_mixes_no_image_with_itself_is_accepted() -> None:
+    asked = parse_request("train.jax", "--config deit_s16 --batch-size 6".split())
+    assert (asked.recipe.batch_size, asked.recipe.augment.repeats, asked.recipe.augment.mixes) == (6, 3, True)
+    Recipe(batch_size=1, augment=Augment(repeats=3))  # repeats alone mix nothing
 
 
 def test_an_interruption_before_the_run_exits_with_130() -> None:

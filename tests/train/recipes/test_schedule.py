@@ -30,6 +30,23 @@ def test_a_traced_step_gives_the_same_rate_to_float32() -> None:
     assert [float(traced(step)) for step in COSINE_RATES] == pytest.approx([*COSINE_RATES.values()], abs=5e-7)
 
 
+def test_the_rate_in_float32_is_that_of_float64_to_the_last_step_of_a_long_run() -> None:
+    jax = pytest.importorskip("jax")
+    shapes = ({"shape": "cosine"}, {"shape": "constant", "cooldown": 77.7}, {"shape": "rsqrt", "cooldown": 50.5})
+    cases = [(total, offset, shape) for total in (10_000, 100_000, 10**9) for offset in (0.0, -1234.56) for shape in shapes]
+    rates = [
+        partial(learning_rate, peak=1e-3, warmup=total / 10, total=total, offset=offset, **shape)
+        for total, offset, shape in cases
+    ]
+    steps = [np.array([2000, 2001, total // 2, *(total - n for n in (100, 30, 10, 3, 2, 1))]) for total, _, _ in cases]
+    found = jax.jit(lambda steps: [rate(of_run) for rate, of_run in zip(rates, steps, strict=True)])(
+        [of_run.astype(np.int32) for of_run in steps]
+    )
+    for case, rate, of_run, in_float32 in zip(cases, rates, steps, found, strict=True):
+        assert in_float32.dtype == np.float32
+        assert np.allclose(in_float32, rate(of_run), rtol=1e-6, atol=0), case
+
+
 def test_a_constant_rate_stays_at_its_peak_until_a_linear_cooldown() -> None:
     steps = np.array([0, 2, 4, 8, 9, 10, 11, 12, 13])
     found = learning_rate(steps, peak=2.0, warmup=4, total=12, shape="constant", cooldown=4)
@@ -95,7 +112,7 @@ def test_after_enough_steps_the_decay_is_the_given_one() -> None:
 
 def test_both_frameworks_have_the_same_ema_step_size() -> None:
     jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
-    for step in (1, 2, 50, 5000):
+    for step in (1, 2, 50, 5000, 10**9):
         exact = ema_step_size(step, decay=0.999)
         traced = jax.jit(partial(ema_step_size, decay=0.999))(np.float32(step))
         assert float(traced) == pytest.approx(float(exact), rel=2e-7)

@@ -294,7 +294,10 @@ def _parse_class(data: bytes, name: str, path: Path) -> int:
         if (isinstance(value, float) and value != number) or (isinstance(value, str) and not is_number(value)):
             raise ValueError
     except (ValueError, TypeError, KeyError, OverflowError):  # an InputError is a ValueError too
-        raise InputError(f"{path} has {name} with no class number in it: expected an integer") from None
+        raise InputError(
+            f"{path} has {name} with no class number in it: expected an integer; number the classes from 0, or extract the "
+            "images into folders named by class and give folder:PATH"
+        ) from None
     if not 0 <= number < MAX_CLASSES:
         raise InputError(
             f"{path} has the class number {number:,} in {name}: expected class numbers from 0, below {MAX_CLASSES:,}"
