@@ -16,7 +16,8 @@ from parity.checkpoints.containers import zip_directory
 from parity.checkpoints.containers.budget import Budget
 from parity.checkpoints.containers.checksum import Checksum, ChecksummedArray, verify_crc32
 from parity.checkpoints.containers.container import ContiguousArray, FileSlice, StoredArray
-from parity.checkpoints.containers.pickles import MAX_PICKLE_BYTES, Allowlist, Global, allowlist, load
+from parity.checkpoints.containers.pickle_globals import Allowlist, Global, allowlist
+from parity.checkpoints.containers.pickles import MAX_PICKLE_BYTES, load
 from parity.checkpoints.layout import Array
 from vit_spec import InputError
 
