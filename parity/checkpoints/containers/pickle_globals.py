@@ -82,8 +82,54 @@ class PickledArray(StoredArray):
         self._entries = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if is_fortran else "C")
         self.shape, self.dtype = self._entries.shape, self._entries.dtype
 
+    @classmethod
+    def from_buffer(cls, data: bytes, kind: PickledDtype, shape: Any, order: str, axis_order: Any = None) -> "PickledArray":
+        """Return an array of pickle protocol 5; `order` is "C", "F", or "K" for axes that `axis_order` permutes."""
+        if (order, axis_order is None) not in (("C", True), ("F", True), ("K", False)):
+            raise ValueError("not an order")
+        array = cls(Global("numpy.ndarray"), (0,), b"b")
+        array.set_state(1, shape, kind, order == "F", data)
+        if order == "K":
+            array._entries = array._entries.transpose(axis_order)
+            array.shape = array._entries.shape
+        return array
+
     def read(self, start: int, stop: int) -> Array:
         return self._entries.reshape(-1)[start:stop].copy()
+
+
+def describe_refused_key(key: Any) -> str:
+    """Return what the key of a dictionary is if it is refused, else ""."""
+    # Hashing a nested tuple would visit each part of it as often as the memo repeats the part.
+    if not isinstance(key, (str, bytes, int, float, PickledObject, Global, type(None))):
+        return f"a {type(key).__name__}"
+    # A file can choose integers of more than 64 bits that all have the same hash.
+    return "an integer of more than 64 bits" if isinstance(key, int) and key not in INT64 else ""
+
+
+def _dictionary(items: Any = ()) -> dict[Any, Any]:
+    """Return a dictionary of pairs, or a copy of another dictionary."""
+    result: dict[Any, Any] = {}
+    for pair in _items(list(items.items()) if type(items) is dict else items):
+        key, value = _items(pair)
+        if what := describe_refused_key(key):
+            raise InputError(f"it has a dictionary with {what} as a key: keep the weights alone in it")
+        result[key] = value
+    return result
+
+
+def _default_dictionary(factory: Any = None, items: Any = ()) -> dict[Any, Any]:
+    return _dictionary(items)
+
+
+def _deque(items: Any = (), max_length: Any = None) -> list[Any]:
+    return list(_items(items))
+
+
+def _items(value: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError("not a list")
+    return value
 
 
 def _counter(counts: Any) -> dict[Any, Any]:
@@ -129,19 +175,20 @@ _SKIPPED_CLASSES = (
 COMMON_GLOBALS = allowlist(
     {
         "collections.Counter": _counter,  # in the state of MultiStepLR
-        "collections.OrderedDict": lambda: {},
-        "collections.defaultdict": lambda *_: {},
+        "collections.OrderedDict": _dictionary,
+        "collections.defaultdict": _default_dictionary,
         "__builtin__.set": lambda items: items,
         "builtins.set": lambda items: items,
         "__builtin__.frozenset": lambda items: items,
         "builtins.frozenset": lambda items: items,
-        "collections.deque": lambda *_: [],
+        "collections.deque": _deque,
         **dict.fromkeys(_SKIPPED_CLASSES, lambda *_: None),
         "_codecs.encode": _encode,
         **{f"{module}.bytes": lambda: b"" for module in ("__builtin__", "builtins")},
         "numpy.dtype": PickledDtype,
         **{f"numpy.{core}.multiarray.scalar": _numpy_scalar for core in ("core", "_core")},
         **{f"numpy.{core}.multiarray._reconstruct": PickledArray for core in ("core", "_core")},
+        **{f"numpy.{core}.numeric._frombuffer": PickledArray.from_buffer for core in ("core", "_core")},
         **{f"pathlib.{name}": _join_path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
         **{f"pathlib._local.{name}": _join_path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
         "torch.Size": _torch_size,

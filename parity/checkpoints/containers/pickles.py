@@ -12,6 +12,7 @@ arguments.
 
 import io
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from parity.checkpoints.containers.pickle_globals import (
     PickledArray,
     PickledDtype,
     PickledObject,
+    describe_refused_key,
 )
 from vit_spec import InputError
 
@@ -35,6 +37,7 @@ _QUANTIZED = {  # functions that make quantized weights
     "torch.qint8": " (for weights that torch.ao quantized)",
     "torch.quint8": " (for weights that torch.ao quantized)",
 }
+_DTYPE = re.compile(r"torch\.(u?int|bits|complex|float)[0-9]\w*")
 _MAX_ENTRIES, _MAX_DEPTH = 1 << 18, 64  # of a tree: through the memo, a small pickle can describe an endless tree
 _MAX_OPEN_MARKS = 1 << 10  # at the same time: a mark takes ten times the memory of other instructions
 _CALL_COST = 8  # objects charged to the budget
@@ -199,6 +202,9 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
             return self.allowed[full_name]
         if module.startswith("__torch__"):  # a module of a TorchScript archive: its code is not loaded
             return Global(full_name, is_class=True)
+        if _DTYPE.fullmatch(full_name) and full_name not in _QUANTIZED:
+            what = f"{self.source} has a tensor of the dtype {full_name[:40]}, which is not read"
+            raise InputError(f"{what}: leave it out of the file, or save it in another dtype")
         raise self.refusal(f"to call {full_name}{_QUANTIZED.get(full_name, '')}")
 
     def persistent_load(self, pid: Any) -> Any:
@@ -221,7 +227,7 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
         self.budget.spend(_CALL_COST + len(arguments))
         text = sum(len(each) for each in arguments if isinstance(each, (str, bytes)))
         items = sum(len(each) for each in arguments if isinstance(each, (tuple, list, dict)))
-        self.budget.spend(0, text + 8 * items)
+        self.budget.spend(items, text + 8 * items)
 
     def new_object(self) -> None:
         arguments, kind = self.stack.pop(), self.stack.pop()
@@ -251,12 +257,8 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
         if type(self.stack[-1]) is not dict or len(items) % 2:
             raise self.refusal("to add entries to something that is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Hashing a nested tuple would visit each part of it as often as the memo repeats the part.
-            # A file can choose integers of more than 64 bits that all have the same hash.
-            if not isinstance(key, (str, bytes, int, float, PickledObject, Global, type(None))):
-                raise self.refusal(f"for a dictionary with a {type(key).__name__} as a key")
-            if isinstance(key, int) and key not in INT64:
-                raise self.refusal("for a dictionary with an integer of more than 64 bits as a key")
+            if what := describe_refused_key(key):
+                raise self.refusal(f"for a dictionary with {what} as a key")
             self.stack[-1][key] = value
 
     def append_one(self) -> None:
