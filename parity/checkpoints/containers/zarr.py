@@ -173,13 +173,19 @@ def _check_metadata(folder: Path, key_path: KeyPath, ts_spec: TensorStoreSpec) -
     try:
         store = ts.KvStore.open(ts_spec["kvstore"]).result()
         is_too_long = _is_longer_than(store, key, bounded_json.MAX_BYTES)
-        metadata_bytes = b"" if is_too_long else store.read(key).result().value
+        metadata = None if is_too_long else store.read(key).result()
     except Exception as error:  # as in open_arrays
         raise InputError(f"{name} cannot be opened ({_first_line(error)}): it is incomplete, so write it again") from None
+    if metadata is not None and metadata.state == "missing":
+        where = "the OCDBT store" if ts_spec["kvstore"]["driver"] == "ocdbt" else "its folder"
+        raise InputError(
+            f"{name} has no {key} in {where}: the checkpoint is incomplete, or its metadata state another kind of store, "
+            "so fetch or write it again"
+        )
     try:
-        if is_too_long:
+        if metadata is None:
             raise InputError(f"it has more than {bounded_json.MAX_BYTES:,} bytes")
-        return _is_blosc_compressed(bounded_json.parse_object(metadata_bytes))
+        return _is_blosc_compressed(bounded_json.parse_object(metadata.value))
     except InputError as error:
         raise InputError(f"the metadata of {name} are invalid ({error}): write it again") from None
 

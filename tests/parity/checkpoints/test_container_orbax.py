@@ -301,6 +301,25 @@ def test_a_missing_chunk_is_an_error_and_not_zeros(written_checkpoint, tmp_path)
     error_message(tmp_path / "c")
 
 
+@pytest.mark.parametrize(
+    ("written_checkpoint", "said", "what"),
+    [
+        ("zarr", {}, "a/float32 has no .zarray in its folder"),
+        ("zarr", {"use_zarr3": True}, "has no zarr.json in its folder"),
+        ("zarr", {"use_ocdbt": True}, "has no .zarray in the OCDBT store"),
+        ("ocdbt", {"use_ocdbt": False}, "has no .zarray in its folder"),
+    ],
+    indirect=["written_checkpoint"],
+)
+def test_an_array_without_its_description_is_named(written_checkpoint, said, what, tmp_path):
+    path = shutil.copytree(written_checkpoint, tmp_path / "c")
+    file = find_tree_file(path)
+    file.write_text(json.dumps(json.loads(file.read_text()) | said))
+    if not said:
+        (path / "a.float32" / ".zarray").unlink()
+    assert what in error_message(path)
+
+
 def say_nothing_about_zeros(path):
     """Remove the statement of a checkpoint that it stores chunks of zeros, as older versions of Orbax make none."""
     file = find_tree_file(path)
