@@ -147,7 +147,15 @@ def build_checkpoint(
         raise InputError(what)
     validate(found)
     _check_unused_entries(found)
+    found = replace(found, assumed=(*found.assumed, *_assumed_zeros(found.arrays)))
     return metadata.attach_metadata(found, notes, given, own)
+
+
+def _assumed_zeros(arrays: Mapping[str, StoredArray]) -> list[Assumption]:
+    """Return the assumption that the arrays without data in the file are zero, or [] if it has the data of all."""
+    keys = [key for key, array in arrays.items() if array.is_assumed_zero]
+    why = "as older versions of Orbax leave out the data of arrays of zeros"
+    return [Assumption("arrays of zeros", ", ".join(keys), why)] if keys else []
 
 
 def _stated_format(notes: Mapping[str, Any]) -> Any:

@@ -18,7 +18,8 @@ Shape = tuple[int, ...]
 MAX_MISSING_SHOWN = 20  # missing keys of one table line that a message lists
 _MAX_INDICES = 256  # of an axis in keys, other than block
 _MAX_PATTERNS = 4096  # of one line, for each block
-_NUMBER = re.compile(r"\d{1,9}(?!\d)")
+_INDEX = r"(?:0|[1-9][0-9]{0,8})"  # as written in keys: int() also takes 01 and the digits of other scripts
+_NUMBER = re.compile(_INDEX + r"(?!\d)")
 _BLOCK = re.compile(r"\{block(?:\+(\d+))?\}")
 _KEY_FIELD = re.compile(r"\{(\w+)(?:\+(\d+))?\}")
 BlockField = tuple[str, str, int]  # what is before the number of a block in keys, its field, and the number of the first
@@ -110,7 +111,7 @@ def _key_pattern(layout: Layout) -> re.Pattern[str]:
     for field in _KEY_FIELD.finditer(layout.key):
         axis = field[1]
         words = layout.spellings.get(axis, tuple(map(str, range(FIXED_SIZES.get(axis, 0)))))
-        index = f"(?:{'|'.join(map(re.escape, words))})" if words else rf"(?P<{axis}>\d{{1,9}})"
+        index = f"(?:{'|'.join(map(re.escape, words))})" if words else f"(?P<{axis}>{_INDEX})"
         pattern, end = f"{pattern}{re.escape(layout.key[end : field.start()])}{index}", field.end()
     return re.compile(pattern + re.escape(layout.key[end:]))
 

@@ -12,6 +12,8 @@ from parity.checkpoints.unreadable import describe_reparametrized, describe_unre
 from parity.checkpoints.wrappers import CLASSIFIERS
 from vit_spec import InputError
 
+_LEADING_ZEROS = re.compile(r"(?<![^./])0+(0|[1-9][0-9]*)(?![^./])")  # of a word that is a number
+
 
 def raise_unmatched(
     matches: Sequence[Match],
@@ -39,6 +41,8 @@ def raise_unmatched(
     keys = _unexpected(_nearest(matches)) if matches else [".".join(path) for path in arrays]
     if what := describe_reparametrized(set(keys)):
         raise InputError(what)
+    if what := _describe_leading_zeros(keys, _nearest(matches).arrays if matches else keys):
+        raise InputError(what)
     _raise_if_unsupported(candidates, arrays)
     for match in matches[:1]:
         if match.format.matches_config_file(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
@@ -46,6 +50,20 @@ def raise_unmatched(
     raise InputError(
         _describe_nearest(matches, arrays) if matches else _describe_unknown_keys(arrays, notes, name, strip_hint)
     )
+
+
+def _describe_leading_zeros(keys: Iterable[str], others: Iterable[str]) -> str:
+    """Return what to do about numbers with leading zeros, in one line, or "" if there are none.
+
+    Args:
+        keys: the keys that a format does not have.
+        others: the keys that it has; if the same key without leading zeros is among them, the number is not the reason.
+    """
+    plain_keys = {key: plain for key in keys if (plain := _LEADING_ZEROS.sub(r"\1", key)) != key}
+    if not plain_keys or not set(others).isdisjoint(plain_keys.values()):
+        return ""
+    key, plain = next(iter(plain_keys.items()))
+    return f"{key} has a number with leading zeros, and no format has such keys: rename them, this one to {plain}"
 
 
 def _describe_unknown_keys(

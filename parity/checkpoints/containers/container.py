@@ -39,6 +39,7 @@ class StoredArray(ABC):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    is_assumed_zero: bool = False  # the file has no data of the array, as if its writer left out arrays of zeros
 
     @property
     def size(self) -> int:

@@ -27,7 +27,8 @@ from parity.checkpoints.containers.container import (
     StoredArray,
     Writer,
 )
-from parity.checkpoints.containers.pickles import MAX_PICKLE_BYTES, Global, allowlist, load
+from parity.checkpoints.containers.pickle_globals import Global, allowlist
+from parity.checkpoints.containers.pickles import MAX_PICKLE_BYTES, load
 from parity.checkpoints.containers.scratch import ScratchFile, check_torch
 from parity.checkpoints.containers.torch_zip import DTYPES, read
 from parity.checkpoints.layout import Array

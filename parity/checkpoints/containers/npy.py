@@ -19,7 +19,10 @@ MAX_HEADER_BYTES = 10_000  # as in numpy
 _MAX_FORTRAN_BYTES = 1 << 28  # arrays in Fortran order are read whole
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_NATIVE = [np.dtype(code) for code in ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")]
+_NATIVE = [
+    np.dtype(code)
+    for code in ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
+]
 DESCRS: dict[np.dtype[Any], str] = {dtype: dtype.str for dtype in _NATIVE} | {_BFLOAT16: "|V2"}
 
 # numpy itself writes "<V2" for bfloat16; other writers give a byte order to types without one.

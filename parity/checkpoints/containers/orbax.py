@@ -171,7 +171,7 @@ _LEAF_COST = 64  # objects charged to the budget, because tensorstore opens a st
 def _ts_spec(folder: Path, key_path: KeyPath, tree: dict[str, Any]) -> zarr.TensorStoreSpec:
     """Return the tensorstore spec of an array.
 
-    If the checkpoint says that it stores all chunks, a missing chunk is an error; otherwise it is read as the fill value.
+    Older versions of Orbax leave out chunks of zeros.  Only newer ones say in the tree that they store all chunks.
     """
     name, base = ".".join(key_path), folder.absolute()
     if _uses_ocdbt(tree):

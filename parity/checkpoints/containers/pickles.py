@@ -13,15 +13,21 @@ arguments.
 import io
 import pickle
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import numpy as np
 
 from parity.checkpoints.containers.budget import Budget
 from parity.checkpoints.containers.container import KeyPath, StoredArray
-from parity.checkpoints.layout import Array
+from parity.checkpoints.containers.pickle_globals import (
+    COMMON_GLOBALS,
+    INT64,
+    Allowlist,
+    Global,
+    PickledArray,
+    PickledDtype,
+    PickledObject,
+    describe_refused_key,
+)
 from vit_spec import InputError
 
 MAX_PICKLE_BYTES = 1 << 24  # the pickles of the largest published ViTs, with optimizer, are 20 times smaller
@@ -31,49 +37,10 @@ _QUANTIZED = {  # functions that make quantized weights
     "torch.qint8": " (for weights that torch.ao quantized)",
     "torch.quint8": " (for weights that torch.ao quantized)",
 }
+_DTYPE = re.compile(r"torch\.(u?int|bits|complex|float)[0-9]\w*")
 _MAX_ENTRIES, _MAX_DEPTH = 1 << 18, 64  # of a tree: through the memo, a small pickle can describe an endless tree
 _MAX_OPEN_MARKS = 1 << 10  # at the same time: a mark takes ten times the memory of other instructions
 _CALL_COST = 8  # objects charged to the budget
-_INT64 = range(-(1 << 63), 1 << 63)
-
-
-@dataclass(frozen=True, eq=False)
-class Global:
-    """The stand-in for a class or function that a pickle names.
-
-    name: the full name.
-    call: the function to call instead; None if it must not be called.
-    is_class: whether instances may be created, as `PickledObject`s.
-    """
-
-    name: str
-    call: Callable[..., Any] | None = None
-    is_class: bool = False
-
-
-class PickledObject:
-    """An instance of a class in a pickle: the name of the class, and the state that the pickle gives it."""
-
-    __slots__ = ("name", "state")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.state: Any = None
-
-
-Allowlist = Mapping[str, Global]
-
-
-def allowlist(
-    functions: Mapping[str, Callable[..., Any]], classes: Iterable[str] = (), constants: Iterable[str] = ()
-) -> Allowlist:
-    """Return the stand-ins by full name: functions to call, classes to instantiate, and constants."""
-    return {
-        **{name: Global(name, call) for name, call in functions.items()},
-        **{name: Global(name, is_class=True) for name in classes},
-        **{name: Global(name) for name in constants},
-    }
-
 
 LoadStorage = Callable[[Any], Any]  # from a persistent id, by which torch refers to storages
 
@@ -178,14 +145,14 @@ def _flatten(tree: Any, source: str, budget: Budget) -> tuple[dict[KeyPath, Stor
                 raise InputError(f"{source} has {'/'.join(path)!r} twice: keep one of them")
             budget.spend(1, sum(map(len, path)))
             arrays[path] = node
-        elif isinstance(node, (str, float, bool)) or (isinstance(node, int) and node in _INT64):
+        elif isinstance(node, (str, float, bool)) or (isinstance(node, int) and node in INT64):
             budget.spend(1, sum(map(len, path)))
             metadata["/".join(path)] = node
     raise InputError(f"{source} has more than {_MAX_ENTRIES} entries, or is nested endlessly: keep the weights alone in it")
 
 
 def _key_text(key: Any, source: str) -> str:
-    if isinstance(key, (str, float)) or (isinstance(key, int) and key in _INT64):
+    if isinstance(key, (str, float)) or (isinstance(key, int) and key in INT64):
         return str(key)
     raise InputError(f"{source} has an entry whose key is neither text nor a number: keep the weights alone in it")
 
@@ -235,6 +202,9 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
             return self.allowed[full_name]
         if module.startswith("__torch__"):  # a module of a TorchScript archive: its code is not loaded
             return Global(full_name, is_class=True)
+        if _DTYPE.fullmatch(full_name) and full_name not in _QUANTIZED:
+            what = f"{self.source} has a tensor of the dtype {full_name[:40]}, which is not read"
+            raise InputError(f"{what}: leave it out of the file, or save it in another dtype")
         raise self.refusal(f"to call {full_name}{_QUANTIZED.get(full_name, '')}")
 
     def persistent_load(self, pid: Any) -> Any:
@@ -257,7 +227,7 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
         self.budget.spend(_CALL_COST + len(arguments))
         text = sum(len(each) for each in arguments if isinstance(each, (str, bytes)))
         items = sum(len(each) for each in arguments if isinstance(each, (tuple, list, dict)))
-        self.budget.spend(0, text + 8 * items)
+        self.budget.spend(items, text + 8 * items)
 
     def new_object(self) -> None:
         arguments, kind = self.stack.pop(), self.stack.pop()
@@ -269,9 +239,9 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, PickledObject):
             target.state = state
-        elif isinstance(target, _PickledDtype):
+        elif isinstance(target, PickledDtype):
             target.check_byte_order(state)
-        elif isinstance(target, _PickledArray):
+        elif isinstance(target, PickledArray):
             target.set_state(*state)
         elif not isinstance(target, (dict, StoredArray)):  # the attributes of a dict or a parameter are not weights
             raise self.refusal("to change an object")
@@ -287,12 +257,8 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
         if type(self.stack[-1]) is not dict or len(items) % 2:
             raise self.refusal("to add entries to something that is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Hashing a nested tuple would visit each part of it as often as the memo repeats the part.
-            # A file can choose integers of more than 64 bits that all have the same hash.
-            if not isinstance(key, (str, bytes, int, float, PickledObject, Global, type(None))):
-                raise self.refusal(f"for a dictionary with a {type(key).__name__} as a key")
-            if isinstance(key, int) and key not in _INT64:
-                raise self.refusal("for a dictionary with an integer of more than 64 bits as a key")
+            if what := describe_refused_key(key):
+                raise self.refusal(f"for a dictionary with {what} as a key")
             self.stack[-1][key] = value
 
     def append_one(self) -> None:
@@ -351,111 +317,3 @@ _INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
     pickle.FROZENSET[0]: _Unpickler.make_frozenset,
     pickle.BYTEARRAY8[0]: _standard_instructions[pickle.BINBYTES8[0]],
 }
-
-
-class _PickledDtype:
-    """A little-endian numpy dtype of a kind and a size, such as "f4"."""
-
-    __slots__ = ("dtype",)
-
-    def __init__(self, code: str, *_: Any) -> None:
-        if not re.fullmatch(r"[biuf][1248]", code):
-            raise InputError(f"it has an entry of numpy's dtype {code[:20]!a}: keep the weights alone in it")
-        self.dtype = np.dtype(code)
-
-    def check_byte_order(self, state: Any) -> None:
-        if state[1] not in ("<", "|", "="):
-            raise InputError("it has entries of numpy in big-endian order: load it in torch and save tensors")
-
-
-class _PickledArray(StoredArray):
-    """An array of numpy, whose entries are in the pickle."""
-
-    def __init__(self, kind: Any, shape: Any, code: Any) -> None:
-        if not isinstance(kind, Global) or kind.name != "numpy.ndarray":
-            raise TypeError("not an array")
-        self._entries: Array = np.empty(0, np.uint8)
-        self.shape, self.dtype = self._entries.shape, self._entries.dtype
-
-    def set_state(self, version: Any, shape: Any, kind: _PickledDtype, is_fortran: bool, data: bytes) -> None:
-        if any(type(length) is not int or length < 0 for length in shape):
-            raise ValueError("not a shape")
-        self._entries = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if is_fortran else "C")
-        self.shape, self.dtype = self._entries.shape, self._entries.dtype
-
-    def read(self, start: int, stop: int) -> Array:
-        return self._entries.reshape(-1)[start:stop].copy()
-
-
-def _counter(counts: Any) -> dict[Any, Any]:
-    if type(counts) is not dict:
-        raise TypeError("not counts")
-    return counts
-
-
-def _numpy_scalar(kind: _PickledDtype, data: bytes) -> Any:
-    return np.frombuffer(data, kind.dtype, 1)[0].item()
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise ValueError(encoding)
-    return text.encode("latin1")
-
-
-def _join_path(*parts: str) -> str:
-    return "/".join(parts).replace("//", "/")
-
-
-def _torch_size(lengths: Any = ()) -> tuple[Any, ...]:
-    if not isinstance(lengths, (list, tuple)):
-        raise TypeError("not lengths")
-    return tuple(lengths)
-
-
-def _torch_device(kind: str, index: int | None = None) -> str:
-    if not isinstance(kind, str) or not (index is None or (type(index) is int and index in _INT64)):
-        raise TypeError("not a device")
-    return kind if index is None else f"{kind}:{index}"
-
-
-# Classes of the standard library whose instances are neither weights nor metadata: they are read past.
-_SKIPPED_CLASSES = (
-    *(f"{module}.{name}" for module in ("__builtin__", "builtins") for name in ("bytearray", "complex", "range", "slice")),
-    "__builtin__.xrange",
-    *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
-    "decimal.Decimal",
-)
-
-COMMON_GLOBALS = allowlist(
-    {
-        "collections.Counter": _counter,  # in the state of MultiStepLR
-        "collections.OrderedDict": lambda: {},
-        "collections.defaultdict": lambda *_: {},
-        "__builtin__.set": lambda items: items,
-        "builtins.set": lambda items: items,
-        "__builtin__.frozenset": lambda items: items,
-        "builtins.frozenset": lambda items: items,
-        "collections.deque": lambda *_: [],
-        **dict.fromkeys(_SKIPPED_CLASSES, lambda *_: None),
-        "_codecs.encode": _encode,
-        **{f"{module}.bytes": lambda: b"" for module in ("__builtin__", "builtins")},
-        "numpy.dtype": _PickledDtype,
-        **{f"numpy.{core}.multiarray.scalar": _numpy_scalar for core in ("core", "_core")},
-        **{f"numpy.{core}.multiarray._reconstruct": _PickledArray for core in ("core", "_core")},
-        **{f"pathlib.{name}": _join_path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
-        **{f"pathlib._local.{name}": _join_path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
-        "torch.Size": _torch_size,
-        "torch.device": _torch_device,
-    },
-    classes=["argparse.Namespace"],
-    constants=[
-        "__builtin__.dict",
-        "builtins.dict",
-        "__builtin__.list",
-        "builtins.list",
-        "__builtin__.int",
-        "builtins.int",
-        "numpy.ndarray",
-    ],
-)

@@ -48,7 +48,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"I{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
     **{f"U{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
     "BOOL": np.dtype(bool),
+    "C64": np.dtype("<c8"),
 }
+_PACKED_DTYPES = ("F4", "F6_E2M3", "F6_E3M2")  # several elements share a byte
 _DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
@@ -159,8 +161,14 @@ def _open_file(path: Path, budget: Budget) -> Contents:
         header_bytes = file.read(8, length)
         budget.spend(header_bytes.count(b":"))
         return _parse_header(file, bounded_json.parse_object(header_bytes, max_bytes=_MAX_HEADER_BYTES), 8 + length)
+    except _PackedDtype as error:
+        raise InputError(f"{path}: {error}") from None
     except InputError as error:
         raise InputError(f"{path} is not a safetensors file, or is damaged ({error}): fetch or write it again") from None
+
+
+class _PackedDtype(InputError):
+    """The file is valid, but has an array whose elements are not whole bytes."""
 
 
 def _parse_header(file: File, header: dict[str, Any], data_start: int) -> Contents:
@@ -170,6 +178,9 @@ def _parse_header(file: File, header: dict[str, Any], data_start: int) -> Conten
     arrays: dict[KeyPath, StoredArray] = {}
     byte_ranges = []
     for key, entry in header.items():
+        if isinstance(entry, dict) and entry.get("dtype") in _PACKED_DTYPES:
+            what = f"{header_checks.quote(key)} has the dtype {entry['dtype']}, which is not read"
+            raise _PackedDtype(f"{what}: leave it out of the file, or save it in one of {', '.join(_DTYPES)}")
         try:
             dtype, shape, (start, stop) = _parse_entry(entry)
             if start + ArraySpec(shape, dtype).nbytes != stop or data_start + stop > file.size:

@@ -16,7 +16,8 @@ from parity.checkpoints.containers import zip_directory
 from parity.checkpoints.containers.budget import Budget
 from parity.checkpoints.containers.checksum import Checksum, ChecksummedArray, verify_crc32
 from parity.checkpoints.containers.container import ContiguousArray, FileSlice, StoredArray
-from parity.checkpoints.containers.pickles import MAX_PICKLE_BYTES, Allowlist, Global, allowlist, load
+from parity.checkpoints.containers.pickle_globals import Allowlist, Global, allowlist
+from parity.checkpoints.containers.pickles import MAX_PICKLE_BYTES, load
 from parity.checkpoints.layout import Array
 from vit_spec import InputError
 
@@ -27,6 +28,9 @@ DTYPES = {  # torch's name -> numpy's
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "float8_e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 _STORAGE_DTYPES = {
     **{"Bool": "bool", "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64"},

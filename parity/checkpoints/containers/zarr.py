@@ -105,9 +105,15 @@ def open_arrays(
 
     Args:
         folder: for error messages.
-        ts_specs: the tensorstore spec of each array.
+        ts_specs: the tensorstore spec of each array; "fill_missing_data_reads" is whether its writer may have left out
+            chunks of zeros.
         disk_usage: sizes of the files in the folder.
         budget: limits on what opening may cost.
+
+    An array without any chunk, whose writer may have left out zeros, is read as zeros, and its `is_assumed_zero` is true.
+    It is not refused, because biases and heads often begin as zeros, with any number of axes.  An array that has some of
+    its chunks raises an error when another is read, as one of any other writer does: trained weights have no chunk of
+    exact zeros beside other values.
 
     Raises:
         InputError: an array is incomplete or damaged, or claims sizes that are implausible for the files on disk.
@@ -117,10 +123,12 @@ def open_arrays(
     uses_blosc = {key_path: _check_metadata(folder, key_path, ts_spec) for key_path, ts_spec in ts_specs.items()}
     futures = {key_path: ts.open(ts_spec, open=True, read=True) for key_path, ts_spec in ts_specs.items()}
     opened: dict[KeyPath, _ZarrArray] = {}
+    statistics = {}
     for key_path, future in futures.items():
         name, ts_spec = f"{folder}: {'/'.join(key_path)}", ts_specs[key_path]
         try:
-            opened[key_path] = array = _ZarrArray(name, ts_spec, future.result(), disk_usage, uses_blosc[key_path])
+            store = future.result()
+            opened[key_path] = array = _ZarrArray(name, ts_spec, store, disk_usage, uses_blosc[key_path])
         except Exception as error:  # tensorstore raises one type of error for damage and several for missing files
             raise InputError(
                 f"{name} cannot be opened ({_first_line(error)}): it is incomplete, so write it again"
@@ -135,11 +143,23 @@ def open_arrays(
             raise InputError(f"{name} has shards without their index: it is damaged, so write it again")
         if ts_spec["fill_missing_data_reads"]:  # without it, the first missing chunk is an error
             budget.spend(_CHUNK_COST * (array.nbytes // max(array.chunk_bytes, 1)))
+            if store.fill_value is None or not store.fill_value.any():
+                statistics[key_path] = store.storage_statistics(query_not_stored=True)
+    for key_path, statistic in statistics.items():
+        opened[key_path].is_assumed_zero = _is_without_chunks(opened[key_path].name, statistic)
     largest = max((array.chunk_bytes for array in opened.values()), default=0)
     context = ts.Context({"cache_pool": {"total_bytes_limit": largest + _CACHE_BYTES}})
     for array in opened.values():
         array.context = context
     return dict(opened)
+
+
+def _is_without_chunks(name: str, statistics: Any) -> bool:
+    """Return whether an array has no chunk; `statistics` is the future of its `storage_statistics`."""
+    try:
+        return bool(statistics.result().not_stored)
+    except Exception as error:  # as in open_arrays
+        raise InputError(f"{name} cannot be opened ({_first_line(error)}): it is incomplete, so write it again") from None
 
 
 def _check_metadata(folder: Path, key_path: KeyPath, ts_spec: TensorStoreSpec) -> bool:
@@ -153,13 +173,19 @@ def _check_metadata(folder: Path, key_path: KeyPath, ts_spec: TensorStoreSpec) -
     try:
         store = ts.KvStore.open(ts_spec["kvstore"]).result()
         is_too_long = _is_longer_than(store, key, bounded_json.MAX_BYTES)
-        metadata_bytes = b"" if is_too_long else store.read(key).result().value
+        metadata = None if is_too_long else store.read(key).result()
     except Exception as error:  # as in open_arrays
         raise InputError(f"{name} cannot be opened ({_first_line(error)}): it is incomplete, so write it again") from None
+    if metadata is not None and metadata.state == "missing":
+        where = "the OCDBT store" if ts_spec["kvstore"]["driver"] == "ocdbt" else "its folder"
+        raise InputError(
+            f"{name} has no {key} in {where}: the checkpoint is incomplete, or its metadata state another kind of store, "
+            "so fetch or write it again"
+        )
     try:
-        if is_too_long:
+        if metadata is None:
             raise InputError(f"it has more than {bounded_json.MAX_BYTES:,} bytes")
-        return _is_blosc_compressed(bounded_json.parse_object(metadata_bytes))
+        return _is_blosc_compressed(bounded_json.parse_object(metadata.value))
     except InputError as error:
         raise InputError(f"the metadata of {name} are invalid ({error}): write it again") from None
 
@@ -230,7 +256,8 @@ class _ZarrArray(StoredArray):
         import tensorstore as ts
 
         self._check_chunks(ts.KvStore.open(self.ts_spec["kvstore"]).result())
-        return ts.open(self.ts_spec, open=True, read=True, context=self.context).result()
+        ts_spec = {**self.ts_spec, "fill_missing_data_reads": self.is_assumed_zero}
+        return ts.open(ts_spec, open=True, read=True, context=self.context).result()
 
     def _check_chunks(self, store: Any) -> None:
         """Refuse chunks with more bytes, compressed or not, than their shape needs; tensorstore would allocate them all."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -699,3 +700,18 @@ def test_files_of_the_main_formats_are_recognised() -> None:
             for key in layout.keys(config.sizes)
         }
         assert recognise(arrays, {})[0].format.name == name
+
+
+def test_arrays_without_data_in_an_orbax_checkpoint_are_assumed_to_be_zero(tmp_path: Path, state: dict[str, Any]) -> None:
+    pytest.importorskip("orbax.checkpoint")
+    parity.write(parity.Checkpoint(CONFIG, "torch", state), f"{tmp_path / 'orbax'}/", "jax", container="orbax")
+    (tree_file,) = tmp_path.rglob("_METADATA")
+    tree = json.loads(tree_file.read_text())
+    del tree["store_array_data_equal_to_fill_value"]  # older versions of Orbax do not say that they store all chunks
+    tree_file.write_text(json.dumps(tree))
+    assert parity.load(tmp_path / "orbax").assumed == ()
+    shutil.rmtree(tree_file.parent / "head.kernel/c")
+    zeros = Assumption("arrays of zeros", "head/kernel", "as older versions of Orbax leave out the data of arrays of zeros")
+    assert parity.load(tmp_path / "orbax").assumed == (zeros,)
+    parity.convert(tmp_path / "orbax", tmp_path / "timm.safetensors", "timm")
+    assert parity.load(tmp_path / "timm.safetensors").assumed == (zeros,)

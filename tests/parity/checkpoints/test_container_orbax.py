@@ -302,6 +302,62 @@ def test_a_missing_chunk_is_an_error_and_not_zeros(written_checkpoint, tmp_path)
 
 
 @pytest.mark.parametrize(
+    ("written_checkpoint", "said", "what"),
+    [
+        ("zarr", {}, "a/float32 has no .zarray in its folder"),
+        ("zarr", {"use_zarr3": True}, "has no zarr.json in its folder"),
+        ("zarr", {"use_ocdbt": True}, "has no .zarray in the OCDBT store"),
+        ("ocdbt", {"use_ocdbt": False}, "has no .zarray in its folder"),
+    ],
+    indirect=["written_checkpoint"],
+)
+def test_an_array_without_its_description_is_named(written_checkpoint, said, what, tmp_path):
+    path = shutil.copytree(written_checkpoint, tmp_path / "c")
+    file = find_tree_file(path)
+    file.write_text(json.dumps(json.loads(file.read_text()) | said))
+    if not said:
+        (path / "a.float32" / ".zarray").unlink()
+    assert what in error_message(path)
+
+
+def say_nothing_about_zeros(path):
+    """Remove the statement of a checkpoint that it stores chunks of zeros, as older versions of Orbax make none."""
+    file = find_tree_file(path)
+    tree = json.loads(file.read_text())
+    del tree["store_array_data_equal_to_fill_value"]
+    file.write_text(json.dumps(tree))
+
+
+def delete_chunks(array):
+    """Delete the chunks of an array of a checkpoint."""
+    import tensorstore as ts
+
+    store = ts.KvStore.open(array.ts_spec["kvstore"]).result()
+    for key in store.list().result():
+        if not key.endswith((b".zarray", b"zarr.json")):
+            store.write(key, None).result()
+
+
+@pytest.mark.parametrize("written_checkpoint", ["zarr", "zarr3", "ocdbt"], indirect=True)  # the others are alike
+def test_without_a_statement_about_zeros_an_array_without_chunks_is_assumed_to_be_zero(written_checkpoint, tmp_path):
+    path = shutil.copytree(written_checkpoint, tmp_path / "c")
+    say_nothing_about_zeros(path)
+    whole = CONTAINER.open(path).arrays
+    delete_chunks(whole["a", "float32"])
+    arrays = CONTAINER.open(path).arrays
+    assert [words for words, array in arrays.items() if array.is_assumed_zero] == [("a", "float32")]
+    assert not any(array.is_assumed_zero for array in whole.values())
+    assert np.asarray(arrays["a", "float32"]).tolist() == np.zeros((3, 4)).tolist()
+    assert np.asarray(arrays["a", "int32"]).tolist() == ARRAYS["a", "int32"].tolist()
+
+
+def test_without_a_statement_about_zeros_an_array_that_lacks_some_chunks_is_refused(tmp_path):
+    path = write_orbax(tmp_path, shape=(4,))
+    say_nothing_about_zeros(path)
+    assert "chunk {1} stored at" in error_message(path)
+
+
+@pytest.mark.parametrize(
     ("field", "value"), [("shape", [1 << 40, 1 << 40]), ("chunks", [1 << 30, 1 << 30]), ("shape", [-1, 3])]
 )
 def test_an_array_of_impossible_size_is_refused(tmp_path, field, value):

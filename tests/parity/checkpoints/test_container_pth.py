@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parity.checkpoints.containers import pickles
+from parity.checkpoints.containers.budget import Budget
 from parity.checkpoints.containers.checksum import Checksum, combine_crc32
 from parity.checkpoints.containers.container import ArraySpec, File, FileSlice
 from parity.checkpoints.containers.pth import CONTAINER
@@ -36,6 +37,8 @@ from vit_spec import InputError
 torch = pytest.importorskip("torch")
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.uint8, np.int16, np.int32, np.int64, np.bool_]
+
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
 
 
 def random_bits(dtype, shape=(3, 4), seed=0):
@@ -94,7 +97,7 @@ def test_every_pickle_protocol_is_read(tmp_path, protocol):
     assert to_bytes(contents.arrays["w",]) == np.ones(2, np.float32).tobytes()
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.complex64, *FLOAT8])
 def test_unusual_dtypes_are_read_bit_for_bit(tmp_path, dtype):
     value = torch.arange(1, 5).to(dtype)
     stored = save_and_open(tmp_path / "a.pth", {"w": value}).arrays["w",]
@@ -179,11 +182,12 @@ def test_parameters_are_read_as_tensors(tmp_path):
     assert list(contents.arrays) == [("w",), ("l", "0")]
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_arrays_of_numpy_are_read_bit_for_bit(tmp_path, protocol):
     arrays = {np.dtype(kind).name: random_bits(kind) for kind in DTYPES if kind is not ml_dtypes.bfloat16}
     arrays |= {
         "fortran": np.asfortranarray(random_bits("<f4", (2, 3, 4))),
+        "permuted": random_bits("<f4", (2, 3, 4)).transpose(1, 0, 2),
         "scalar": np.array(3),
         "empty": np.zeros((0, 2)),
     }
@@ -231,6 +235,58 @@ def test_values_that_are_no_weights_are_read_past(tmp_path, protocol):
 def test_entries_of_numpy_that_are_not_read_are_named(tmp_path, value, what):
     torch.save({"w": torch.ones(1), "more": value}, tmp_path / "a.pth")
     assert what in error_message(tmp_path / "a.pth")
+
+
+class Call:
+    """An object whose pickle is the call of a function with arguments."""
+
+    def __init__(self, function, *arguments):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+TWO_TENSORS = [["a", torch.ones(2)], ["b", torch.zeros(3)]]
+CALLS = {
+    "a list of pairs": (Call(collections.OrderedDict, TWO_TENSORS), "ab"),
+    "a tuple of pairs": (Call(collections.OrderedDict, tuple(map(tuple, TWO_TENSORS))), "ab"),
+    "a dictionary": (Call(collections.OrderedDict, dict(TWO_TENSORS)), "ab"),
+    "a defaultdict": (Call(collections.defaultdict, None, dict(TWO_TENSORS)), "ab"),
+    "a deque": (Call(collections.deque, [tensor for _, tensor in TWO_TENSORS]), "01"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_entries_that_a_pickle_gives_as_arguments_are_read(tmp_path, case):
+    value, keys = CALLS[case]
+    arrays = save_and_open(tmp_path / "a.pth", {"w": value}).arrays
+    assert {path: np.asarray(array).tolist() for path, array in arrays.items()} == {
+        ("w", keys[0]): [1, 1],
+        ("w", keys[1]): [0, 0, 0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("items", "what"),
+    [
+        ([["a"]], "damaged"),
+        (["ab"], "damaged"),
+        ("", "damaged"),
+        ([[(1, 2), 3]], "tuple as a key"),
+        ([[1 << 64, 3]], "64 bits"),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_not_the_entries_of_a_dictionary_are_refused(tmp_path, items, what):
+    torch.save({"w": Call(collections.OrderedDict, items)}, tmp_path / "a.pth")
+    assert what in error_message(tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize("name", ["bits8", "float4_e2m1fn_x2"])
+def test_a_dtype_that_is_not_read_is_named_and_not_called_code(tmp_path, name):
+    torch.save({"w": torch.empty(2, dtype=getattr(torch, name))}, tmp_path / "a.pth")
+    assert f"has a tensor of the dtype torch.{name}, which is not read: leave it out" in error_message(tmp_path / "a.pth")
 
 
 ARRAY_STATES = {
@@ -528,6 +584,13 @@ def test_pickle_bombs_are_refused_in_bounded_memory(tmp_path, monkeypatch, bomb)
         assert tracemalloc.get_traced_memory()[1] < 1 << 29
     finally:
         tracemalloc.stop()
+
+
+def test_each_entry_of_a_dictionary_in_arguments_is_charged(tmp_path):
+    pairs = b"(" + b"".join(b"M%sN\x86" % struct.pack("<H", key) for key in range(1 << 10)) + b"l"
+    copies = b"(ccollections\nOrderedDict\nq\x00" + pairs + b"q\x01" + b"h\x00h\x01\x85R" * (1 << 8) + b"l."
+    with pytest.raises(InputError, match="more objects than weights need"):
+        CONTAINER.open(write_archive(tmp_path / "a.pth", copies), Budget(objects=1 << 17))
 
 
 @pytest.mark.parametrize(

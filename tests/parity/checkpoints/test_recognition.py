@@ -194,6 +194,30 @@ def test_missing_keys_of_a_block_are_listed(tmp_path, state, missing):
     assert "no known format; the nearest is" in str(caught.value)
 
 
+@pytest.mark.parametrize("number", ["01", "\uff11"], ids=["leading zero", "full-width digit"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_of_two_keys_of_one_block_the_one_that_no_format_has_is_named(tmp_path, state, number, is_first):
+    key = f"blocks.{number}.norm1.weight"
+    other = {key: state["blocks.1.norm1.weight"] + 1}
+    path = save(tmp_path, {**other, **state} if is_first else {**state, **other})
+    with pytest.raises(InputError, match=rf"except for unexpected {key}\. Remove those keys"):
+        parity.load(path)
+    assert same_weights(parity.load(path, ignore=[key]), state)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_leading_zeros_in_all_keys_are_named(tmp_path, state, width):
+    padded = {
+        ".".join(word.zfill(width) if word.isdigit() else word for word in key.split(".")): array
+        for key, array in state.items()
+    }
+    zeros = "0" * (width - 1)
+    with pytest.raises(
+        InputError, match=rf"blocks\.{zeros}0\.(.*) has a number with leading zeros.*rename .* blocks\.0\.\1"
+    ):
+        parity.load(save(tmp_path, padded))
+
+
 def test_empty_arrays_are_named(tmp_path, state):
     empty = {f"module.{key}": torch.zeros(0) for key in state}
     with pytest.raises(

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parity.checkpoints.containers.budget import MAX_TEXT_BYTES, Budget
-from parity.checkpoints.containers.pickles import PickledObject, allowlist, load
+from parity.checkpoints.containers.pickle_globals import PickledObject, allowlist
+from parity.checkpoints.containers.pickles import load
 from train.data.sources.examples import ArrayImages, DatasetSplits, Examples, make_examples
 from train.data.sources.files import read_file
 from train.data.sources.splitting import numbered_classes
