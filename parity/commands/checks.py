@@ -15,6 +15,7 @@ from parity.commands.printing import (
     checkpoint_facts,
     describe_checkpoint,
     load_source,
+    reading_options,
     spinner,
 )
 from parity.comparison.progress import CountProgress, StepProgress
@@ -141,8 +142,7 @@ def golden(args: argparse.Namespace) -> int:
 def _record(args: argparse.Namespace) -> int:
     from parity.comparison import golden
 
-    given = parse_overrides(args.set)
-    model = golden.read_model(args.subject, format=args.format, given=given, strip=args.strip, ignore=args.ignore)
+    model = golden.read_model(args.subject, **reading_options(args))
     with _require_frameworks("golden record runs both twins"), spinner(quiet=args.json) as progress:
         recorded = golden.record(model, args.file, seed=args.seed, force=args.force, progress=progress)
     size = Path(args.file).stat().st_size
@@ -157,7 +157,10 @@ def _record(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from parity.comparison import golden
 
-    weights = load(args.weights) if args.weights else None
+    options = reading_options(args)
+    if any(options.values()) and not args.weights:
+        raise InputError("--from, --set, --strip and --ignore say how --weights is read: give --weights, or leave them out")
+    weights = load(args.weights, **options) if args.weights else None
     results = []
     with _require_frameworks("golden verify runs a twin"), spinner(quiet=args.json) as progress:
         for path in args.files:
