@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ from parity.terminal import print_lines, print_report
 from vit_spec import InputError
 
 if TYPE_CHECKING:
+    from parity.comparison.golden import Verification
     from parity.comparison.invariance.twins import TwinsInvariance
     from parity.comparison.report import Report
     from parity.comparison.two_files import FileReport
@@ -161,15 +162,25 @@ def _verify(args: argparse.Namespace) -> int:
     if any(options.values()) and not args.weights:
         raise InputError("--from, --set, --strip and --ignore say how --weights is read: give --weights, or leave them out")
     weights = load(args.weights, **options) if args.weights else None
-    results = []
-    with _require_frameworks("golden verify runs a twin"), spinner(quiet=args.json) as progress:
-        for path in args.files:
-            results.append(golden.verify(path, weights=weights, only=args.only, append=args.append, progress=progress))
+    for path in args.files:
+        golden.Golden.read(path)  # refuse a wrong file before models run, which can take minutes
+    results: list[Verification] = []
+    try:
+        with _require_frameworks("golden verify runs a twin"), spinner(quiet=args.json) as progress:
+            for path in args.files:
+                results.append(golden.verify(path, weights=weights, only=args.only, append=args.append, progress=progress))
+    finally:
+        passed = len(results) == len(args.files) and all(each.passed for each in results)
+        if results:  # also if a later file is refused: a result may be a FAIL, and may have been appended
+            _print_verifications(results, passed, args)
+    return 0 if passed else 1
+
+
+def _print_verifications(results: "Sequence[Verification]", passed: bool, args: argparse.Namespace) -> None:
     if args.json:
-        _print_json({"passed": all(each.passed for each in results), "files": [each.facts() for each in results]})
+        _print_json({"passed": passed, "files": [each.facts() for each in results]})
     else:
         print_report("\n\n".join(map(str, results)))
-    return 0 if all(each.passed for each in results) else 1
 
 
 def _table(args: argparse.Namespace) -> int:

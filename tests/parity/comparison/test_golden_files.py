@@ -594,6 +594,33 @@ def test_options_of_weights_are_refused_without_weights(path: Path, capsys: pyte
     assert "say how --weights is read: give --weights, or leave them out" in capsys.readouterr().err
 
 
+def test_a_file_that_is_no_golden_file_is_refused_before_others_are_computed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verification, "_measure", lambda *arguments: pytest.fail("a golden file was computed"))
+    assert main(["golden", "verify", str(path), str(path.with_name("plane.npz"))]) == 2
+    assert "did you mean 'plain.npz'" in capsys.readouterr().err
+
+
+def test_results_before_an_error_are_printed(
+    path: Path, weights_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant_fault(monkeypatch, vit_torch, norms={"eps": 1e-5})
+    words = ["golden", "verify", str(path), str(weights_path), "--only", "torch"]
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert "FAIL: " in printed.out and "torch changed: blocks.0.norm1 differs" in printed.out
+    assert "give that file with --weights FILE" in printed.err
+
+
+def test_json_does_not_pass_if_a_golden_file_was_not_verified(
+    path: Path, weights_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["golden", "verify", str(path), str(weights_path), "--only", "torch", "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert not found["passed"] and [each["passed"] for each in found["files"]] == [True]
+
+
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in nested.items():
