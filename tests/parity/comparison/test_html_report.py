@@ -199,6 +199,16 @@ def test_names_are_escaped():
     assert found.table("All tensors")[1][0].text == hostile
 
 
+def test_names_outside_utf_8_or_with_bidirectional_overrides_are_written_as_escapes():
+    hostile = "\udcff\u202ex.pth"
+    text = html_report.render(replace(failing_report(), environment={"PATH": hostile}), MAPS, source=hostile)
+    assert "\u202e" not in text and text.encode()
+    (section,) = Page(text).all("section", id="failure")
+    assert r"python -m parity diagnose '\udcff\u202ex.pth' --logits EXPECTED.npz" in section.text
+    assert Page(text).all("section", id="environment")[0].text.count(r"\udcff\u202ex.pth") == 1
+    assert [e.text for e in Page(text).all("bdi")] == 2 * [r"'\udcff\u202ex.pth'"]
+
+
 def test_no_two_elements_share_an_id():
     ids = Counter(e.attributes["id"] for e in render_page(passing_report()).elements if "id" in e.attributes)
     assert ids.most_common(1)[0][1] == 1
