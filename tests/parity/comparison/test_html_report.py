@@ -221,6 +221,21 @@ def test_plots_take_their_colours_from_the_page():
     assert not re.search(r"(fill|stroke): #", drawings)
 
 
+def test_all_tables_are_printed_whole():
+    (style,) = render_page(passing_report()).all("style")
+    on_screen, _, on_paper = style.text.partition("@media print {")
+    assert "details::details-content { content-visibility: visible; }" in on_paper
+    (printed,) = re.findall(r"(.*) { overflow: visible; max-height: none; }", on_paper)
+    scrolling = re.findall(r"^(.*) {.* overflow-[xy]: auto;", on_screen, re.MULTILINE)
+    assert len(scrolling) == 3 and set(printed.strip().split(", ")) == set(scrolling)
+
+
+def test_the_report_is_printed_in_light_colours():
+    (style,) = render_page(passing_report()).all("style")
+    assert re.findall(r"@media (.*dark.*) {", style.text) == ["screen and (prefers-color-scheme: dark)"]
+    assert "color-scheme: light;" in style.text.partition("@media print {")[2]
+
+
 def test_a_model_of_twelve_blocks_makes_a_page_of_at_most_600_kilobytes():
     measures = passing_report().measures
     block = [m for m in measures if "blocks.1." in m.name]
