@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +15,7 @@ from parity.commands.printing import (
     checkpoint_facts,
     describe_checkpoint,
     load_source,
+    reading_options,
     spinner,
 )
 from parity.comparison.progress import CountProgress, StepProgress
@@ -22,6 +23,7 @@ from parity.terminal import print_lines, print_report
 from vit_spec import InputError
 
 if TYPE_CHECKING:
+    from parity.comparison.golden import Verification
     from parity.comparison.invariance.twins import TwinsInvariance
     from parity.comparison.report import Report
     from parity.comparison.two_files import FileReport
@@ -141,8 +143,7 @@ def golden(args: argparse.Namespace) -> int:
 def _record(args: argparse.Namespace) -> int:
     from parity.comparison import golden
 
-    given = parse_overrides(args.set)
-    model = golden.read_model(args.subject, format=args.format, given=given, strip=args.strip, ignore=args.ignore)
+    model = golden.read_model(args.subject, **reading_options(args))
     with _require_frameworks("golden record runs both twins"), spinner(quiet=args.json) as progress:
         recorded = golden.record(model, args.file, seed=args.seed, force=args.force, progress=progress)
     size = Path(args.file).stat().st_size
@@ -157,16 +158,29 @@ def _record(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from parity.comparison import golden
 
-    weights = load(args.weights) if args.weights else None
-    results = []
-    with _require_frameworks("golden verify runs a twin"), spinner(quiet=args.json) as progress:
-        for path in args.files:
-            results.append(golden.verify(path, weights=weights, only=args.only, append=args.append, progress=progress))
+    options = reading_options(args)
+    if any(options.values()) and not args.weights:
+        raise InputError("--from, --set, --strip and --ignore say how --weights is read: give --weights, or leave them out")
+    weights = load(args.weights, **options) if args.weights else None
+    for path in args.files:
+        golden.Golden.read(path)  # refuse a wrong file before models run, which can take minutes
+    results: list[Verification] = []
+    try:
+        with _require_frameworks("golden verify runs a twin"), spinner(quiet=args.json) as progress:
+            for path in args.files:
+                results.append(golden.verify(path, weights=weights, only=args.only, append=args.append, progress=progress))
+    finally:
+        passed = len(results) == len(args.files) and all(each.passed for each in results)
+        if results:  # also if a later file is refused: a result may be a FAIL, and may have been appended
+            _print_verifications(results, passed, args)
+    return 0 if passed else 1
+
+
+def _print_verifications(results: "Sequence[Verification]", passed: bool, args: argparse.Namespace) -> None:
     if args.json:
-        _print_json({"passed": all(each.passed for each in results), "files": [each.facts() for each in results]})
+        _print_json({"passed": passed, "files": [each.facts() for each in results]})
     else:
         print_report("\n\n".join(map(str, results)))
-    return 0 if all(each.passed for each in results) else 1
 
 
 def _table(args: argparse.Namespace) -> int:

@@ -29,11 +29,19 @@ def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) ->
 
 def _add_source_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("source", metavar="SRC", help="a checkpoint file or folder, a run folder, or hf://owner/name")
-    sub.add_argument("--from", dest="format", metavar="FORMAT", help="the format of SRC; by default it is detected")
     add_format_file_option(sub)
-    text = "override config fields of SRC, such as norms.eps=1e-5 num_heads=6; repeatable"
+    _add_reading_options(sub, "SRC")
+
+
+def _add_reading_options(sub: argparse.ArgumentParser, source: str) -> None:
+    """Add the options that say how a checkpoint is read: --from, --set, --strip and --ignore.
+
+    source: what the help calls the checkpoint, such as "SRC".
+    """
+    sub.add_argument("--from", dest="format", metavar="FORMAT", help=f"the format of {source}; by default it is detected")
+    text = f"override config fields of {source}, such as norms.eps=1e-5 num_heads=6; repeatable"
     sub.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
-    add_key_options(sub, "SRC")
+    add_key_options(sub, source)
 
 
 def _add_convert_options(sub: argparse.ArgumentParser) -> None:
@@ -150,22 +158,15 @@ def _add_golden_options(sub: argparse.ArgumentParser) -> None:
         action_parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=text)
         return action_parser
 
+    def add_reading_options(action_parser: argparse.ArgumentParser, source: str) -> None:
+        _add_reading_options(action_parser, source)
+        text = "a file that defines a format of your own; repeatable"
+        action_parser.add_argument("--format-file", action="append", default=argparse.SUPPRESS, metavar="FILE", help=text)
+
     record = action("record", "compute a model with both twins, and write the values on which they agree to a golden file")
     record.add_argument("subject", metavar="MODEL", help="a named model, a JSON config, or a checkpoint")
     record.add_argument("file", metavar="FILE", help="the golden file to write, an .npz")
-    record.add_argument(
-        "--from", dest="format", metavar="FORMAT", help="the format of the checkpoint; by default it is detected"
-    )
-    record.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="override config fields of the checkpoint; repeatable",
-    )
-    add_key_options(record, "the checkpoint")
-    text = "a file that defines a format of your own; repeatable"
-    record.add_argument("--format-file", action="append", default=argparse.SUPPRESS, metavar="FILE", help=text)
+    add_reading_options(record, "the checkpoint")
     record.add_argument(
         "--seed",
         type=_parse_seed,
@@ -177,6 +178,7 @@ def _add_golden_options(sub: argparse.ArgumentParser) -> None:
     verify = action("verify", "compute golden files again, and report the values that changed")
     verify.add_argument("files", metavar="FILE", nargs="+", help="golden files")
     verify.add_argument("--weights", metavar="SRC", help="the checkpoint of which the golden file was recorded")
+    add_reading_options(verify, "the checkpoint of --weights")
     verify.add_argument("--only", metavar="jax|torch", help="verify only this framework")
     verify.add_argument("--append", action="store_true", help="append the results to the golden file")
     table = action("table", "print the differences over library versions")

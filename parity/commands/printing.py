@@ -25,8 +25,12 @@ from vit_spec.printable import printable
 
 def load_source(args: argparse.Namespace) -> Checkpoint:
     """Open the checkpoint SRC with the options that say how it is read."""
-    given = parse_overrides(args.set)
-    return load(args.source, format=args.format, given=given, strip=args.strip, ignore=args.ignore)
+    return load(args.source, **reading_options(args))
+
+
+def reading_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `load` that --from, --set, --strip and --ignore give."""
+    return {"format": args.format, "given": parse_overrides(args.set), "strip": args.strip, "ignore": args.ignore}
 
 
 def check_format_files_used(args: argparse.Namespace, *names: str) -> None:

@@ -222,10 +222,13 @@ class Evaluator:
             if not runnable:
                 continue
             start, best = min(runnable, key=lambda pair: pair[1].error)
-            solved, interval = numeric_hypotheses.solve(
+            solved, digits, interval = numeric_hypotheses.solve(
                 family, start, best, self.try_one, self.expected.logits, self.independent_outputs
             )
-            causes = tuple(replace(cause, solved_numbers=len(start), interval=interval) for cause in solved.causes)
+            causes = tuple(
+                replace(cause, solved_numbers=len(start), solved_digits=digits, interval=interval)
+                for cause in solved.causes
+            )
             results.append(replace(solved, causes=causes))
         return results
 

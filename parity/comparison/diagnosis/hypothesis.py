@@ -111,6 +111,7 @@ class Hypothesis:
     rare: whether the cause is unlikely to be one of two simultaneous causes; pairs with it are tried last.
     layer: the layer that changes, or "" if several do.
     solved_numbers: how many of its numbers were fitted to the expected outputs.
+    solved_digits: how many significant digits these numbers have: the fewest that fit as well.
     interval: the other numbers that fit as well, in words, or "" if they are nearly equal.
     """
 
@@ -129,6 +130,7 @@ class Hypothesis:
     rare: bool = False
     layer: str = ""
     solved_numbers: int = 0
+    solved_digits: int = 0
     interval: str = ""
 
     @property

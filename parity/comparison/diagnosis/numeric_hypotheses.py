@@ -88,7 +88,7 @@ def solve(
     evaluate: Callable[[Hypothesis], Result | None],
     expected: Array,
     independent_outputs: int,
-) -> tuple[Result, str]:
+) -> tuple[Result, int, str]:
     """Find the numbers of a family whose outputs are nearest to `expected`, with the Gauss-Newton method.
 
     The Jacobian comes from finite differences, and a step is halved while it increases the error.  The numbers are rounded
@@ -99,7 +99,8 @@ def solve(
     expected: the expected outputs.
     independent_outputs: how many of the expected outputs are independent; the precision of the numbers follows from it.
 
-    Returns the result; and in words the interval of numbers that fit as well, or "" if it is narrow.
+    Returns the result; the number of significant digits; and in words the interval of numbers that fit as well, or "" if it
+    is narrow.
     """
     point, jacobian = start, np.zeros((expected.size, len(start)))
     for _ in range(MAX_ITERATIONS):
@@ -109,7 +110,7 @@ def solve(
                 family.hypothesis_at(tuple(n + STEP * (p == axis) for p, n in enumerate(point)), EXACT_DIGITS)
             )
             if shifted is None or not math.isfinite(shifted.error):
-                return best, ""
+                return best, EXACT_DIGITS, ""
             columns.append((shifted.outputs - best.outputs).ravel() / STEP)
         jacobian = np.stack(columns, 1)
         steps, *_ = np.linalg.lstsq(jacobian, (expected - best.outputs).ravel(), rcond=None)
@@ -130,9 +131,8 @@ def solve(
     for digits in range(1, EXACT_DIGITS):
         short = evaluate(family.hypothesis_at(point, digits))
         if short is not None and short.error <= limit:
-            best = short
-            break
-    return best, _interval(family, point, distance, jacobian)
+            return short, digits, _interval(family, point, distance, jacobian)
+    return best, EXACT_DIGITS, _interval(family, point, distance, jacobian)
 
 
 def _interval(family: NumericHypothesis, point: Numbers, distance: float, jacobian: Array) -> str:

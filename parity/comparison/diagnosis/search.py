@@ -302,7 +302,7 @@ class Search:
                 if matches_intermediates(result.trial, self.expected, tolerance)
             ]
             confirmed = consistent or confirmed
-        return list({result.name: result for result in reversed(confirmed)}.values())[::-1]
+        return _roundest_first(list({result.name: result for result in reversed(confirmed)}.values())[::-1])
 
     def _match_within_rounding(
         self, full: Result, tried: list[Result], singles: list[Result]
@@ -323,7 +323,8 @@ class Search:
             for result in candidates
             if result.error <= MAX_ERROR_RATIO * best.error
         ]
-        matches = [result for result in full_results if result is not None and self._is_within_rounding(result, full.error)]
+        within = [result for result in full_results if result is not None and self._is_within_rounding(result, full.error)]
+        matches = _roundest_first(within)
         return matches, self._explaining_rounding(matches[0].error) if matches else None
 
     def _is_within_rounding(self, result: Result, baseline_error: float) -> bool:
@@ -374,3 +375,16 @@ class Search:
         pairs = [(first, other) for other in causes if other.family == second.family]
         pairs += [(other, second) for other in causes if other.family == first.family and other is not first]
         return list(filter(None, (self.evaluator.try_causes(pair) for pair in pairs)))
+
+
+def _roundest_first(matches: list[Result]) -> list[Result]:
+    """Return matches that are equally good, sorted by the digits of their solved numbers, then by their printed errors.
+
+    A mistake has a round number.  If the last MLP is multiplied by 0.9, the other addend times 1.111111 fits as well.
+    """
+
+    def order(match: Result) -> tuple[int, float]:
+        digits = sum(cause.solved_digits for cause in match.causes)
+        return digits, float(f"{match.error:.1e}") if digits else 0.0  # others stay in the order of their likelihood
+
+    return sorted(matches, key=order)

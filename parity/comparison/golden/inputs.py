@@ -37,12 +37,19 @@ def read_model(
         format, given, strip, ignore: as in `parity.load`.
 
     Raises:
-        InputError: `text` is neither a name nor a file, or the file is neither a config nor a checkpoint.
+        InputError: `text` is neither a name nor a file, the file is neither a config nor a checkpoint, or the other
+            arguments, which are for a checkpoint, are given with a config.
     """
+    is_file_of_config = text.endswith(".json")
+    if (text in vit_spec.names() or is_file_of_config) and (format or given or strip or ignore):
+        raise InputError(
+            f"--from, --set, --strip and --ignore are for a checkpoint, and {text} is a config without weights: "
+            "leave them out"
+        )
     if text in vit_spec.names():
         return vit_spec.get(text)
     path = Path(text)
-    if text.endswith(".json"):
+    if is_file_of_config:
         try:
             return ViTConfig.from_json(bounded_json.read_bytes(resolve_path(path)))
         except InputError as error:
@@ -112,7 +119,7 @@ def _check_config(golden: Golden, weights: Checkpoint | None, path: str) -> Chec
     if changes := [f"{name} was {then!r} and is {now!r}" for name, (then, now) in pairs.items() if then != now]:
         raise InputError(
             f"{path} was recorded with another config than these weights have ({'; '.join(changes)}): "
-            "give the weights that it was recorded with"
+            "give the weights that it was recorded with, and the same --set"
         )
     return weights
 

@@ -92,7 +92,12 @@ def render(report: Report, maps: "AttentionMaps", *, source: str = "SRC", seed: 
 
     here = Path(__file__).parent
     environment = Environment(
-        loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(here),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=view.printable_text,
     )
     environment.filters |= {
         each.__name__: each for each in (view.short_number, view.full_number, view.unbroken_numbers, view.breakable_name)

@@ -17,6 +17,7 @@ from parity.comparison.localisation import GRADIENT_OF
 from parity.comparison.report import Report, TensorComparison
 from parity.comparison.tolerances import ErrorNorms
 from vit_spec import ViTConfig
+from vit_spec.printable import printable
 
 MAX_GRADIENTS = 20  # rows of the table of gradients
 
@@ -179,6 +180,11 @@ def short_number(number: float | None) -> str:
 def unbroken_numbers(text: str) -> Markup:
     """Return a text as HTML in which no line breaks within a number such as 1e-12."""
     return Markup(re.sub(r"\d[\d.]*e[-+]\d+", r"<span class=nowrap>\g<0></span>", str(escape(text))))
+
+
+def printable_text(value: Any) -> Any:
+    """Return a value of the template, made printable if it is plain text: names of files may be outside UTF-8."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def breakable_name(name: str) -> Markup:

@@ -18,6 +18,7 @@ from parity.comparison.diagnosis import Diagnosis, diagnose, diagnose_against, e
 from parity.comparison.diagnosis.chance import EffectDistribution
 from parity.comparison.diagnosis.evaluator import Result
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
+from parity.comparison.diagnosis.numeric_hypotheses import scale_factors
 from parity.comparison.diagnosis.score_bias import score_biases
 from parity.comparison.diagnosis.search import Search
 from parity.comparison.diagnosis.suspects import find_likeliest_suspect
@@ -260,6 +261,21 @@ def test_a_solved_number_has_the_digits_that_the_outputs_determine() -> None:
     names = [str(cause) for cause in (*diagnosis.matched, *diagnosis.runners_up)]
     assert any(name.startswith("LayerNorm eps is 0.02") for name in names), names
     assert diagnosis.matched == () or "fit as well" in str(diagnosis.matched[0])
+
+
+def test_of_causes_with_equal_outputs_the_one_with_the_rounder_number_comes_first() -> None:
+    right = checkpoint().arrays
+    for name in ("weight", "bias"):
+        right[f"blocks.1.mlp.fc2.{name}"] *= 0.9
+    expected = expected_outputs(uint8_images(), model_outputs(PLAIN, right, uint8_images()), PLAIN)
+    search = Search(trial_of(PLAIN, expected.images), expected)
+    search.evaluator.effects = EffectDistribution.of(np.eye(search.subset.logits.size))
+    families = {family.hypothesis_at((1.0,), 1).family: family for family in scale_factors(PLAIN)}
+    solved = search.evaluator.solve_each(families[f"factor of blocks.1.{part}"] for part in ("sum", "mlp"))
+    assert [match.name for match in search._confirm(solved)] == [
+        "blocks.1.mlp: multiplied by 0.9",
+        "blocks.1.sum: multiplied by 1.111111",
+    ]
 
 
 def test_a_match_within_the_rounding_of_the_weights_does_not_claim_that_nothing_is_wrong() -> None:

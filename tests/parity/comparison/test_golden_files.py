@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 pytest.importorskip("jax")
 pytest.importorskip("torch")
@@ -22,7 +23,10 @@ pytest.importorskip("torch")
 import vit_jax
 import vit_spec
 import vit_torch
+from parity.__main__ import main
+from parity.checkpoints import formats
 from parity.checkpoints.conversion import to_torch
+from parity.checkpoints.format_text import format_text
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison import framework_settings, golden, reproducible_init
 from parity.comparison.forward_backward import PassInputs, TorchTwin
@@ -38,6 +42,7 @@ from vit_spec import InputError
 
 VERSIONS = ROOT / "tests" / "goldens" / "versions"
 PLAIN = small_config(vit_spec.get("vit_s16"))
+ONE = small_config(vit_spec.get("vit_s16"), depth=1)
 TENSORS = 77
 
 
@@ -85,7 +90,7 @@ def test_there_are_two_small_golden_files() -> None:
 
 
 def test_a_recorded_file_verifies_and_a_second_recording_has_the_same_bytes(tmp_path: Path) -> None:
-    golden.record(small_config(vit_spec.get("vit_s16"), depth=1), tmp_path / "first.npz")
+    golden.record(ONE, tmp_path / "first.npz")
     found = golden.verify(tmp_path / "first.npz")
     assert found.passed and not found.changed_environment
     replace(found.golden, records=(found.now,)).write(tmp_path / "second.npz")
@@ -102,9 +107,8 @@ def test_the_path_is_checked_before_the_frameworks_are_imported(tmp_path: Path, 
 
 def test_a_file_that_appears_while_a_golden_file_is_recorded_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "first.npz"
-    config = small_config(vit_spec.get("vit_s16"), depth=1)
     with pytest.raises(InputError, match="exists: give another name"):
-        golden.record(config, path, progress=lambda what: path.write_text("mine"))
+        golden.record(ONE, path, progress=lambda what: path.write_text("mine"))
     assert path.read_text() == "mine"
 
 
@@ -547,6 +551,74 @@ def test_a_model_is_given_by_name_or_by_config(tmp_path: Path) -> None:
     assert golden.read_model(str(tmp_path / "config.json")) == PLAIN
     with pytest.raises(InputError, match="neither a named model nor a file; did you mean 'vit_s16'"):
         golden.read_model("vit_s61")
+
+
+def test_options_of_a_checkpoint_are_refused_with_a_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(PLAIN.to_json())
+    for name in ("vit_s16", str(tmp_path / "config.json")):
+        with pytest.raises(InputError, match=r"are for a checkpoint, and .* is a config without weights: leave them out"):
+            golden.read_model(name, given={"norms.eps": 1e-5})
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+# Which prefix and other arrays a checkpoint without a config has, and the options that then read it.
+READING_OPTIONS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "--set": ("", {}, ["--set", "norms.eps=1e-5"]),
+    "--strip": ("my.enc.", {}, ["--strip", "my.enc."]),
+    "--ignore": ("", {"aux.w": np.ones(3, np.float32)}, ["--ignore", "aux[.].*"]),
+    "--from": ("", {}, ["--from", "torch"]),
+    "--format-file": ("own.", {}, ["--format-file", "own.txt"]),
+}
+
+
+@pytest.mark.parametrize("option", READING_OPTIONS)
+def test_a_checkpoint_is_verified_with_the_options_with_which_it_was_recorded(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "JaxTwin", TorchTwin)  # to save time
+    monkeypatch.chdir(tmp_path)
+    prefix, more, words = READING_OPTIONS[option]
+    Path("own.txt").write_text(format_text(formats.get("torch")).replace("\ndescription:", "\nstrip: own.\ndescription:"))
+    state = {f"{prefix}{key}": np.asarray(value) for key, value in to_torch(perturbed_params(ONE), ONE).items()}
+    save_file(state | more, "weights.safetensors")
+    height, width = ONE.image_size
+    options = [*words, "--set", f"num_heads={ONE.num_heads}", f"image_size={height}x{width}"]
+    assert main(["golden", "record", "weights.safetensors", "golden.npz", *options]) == 0
+    verify = ["golden", "verify", "golden.npz", "--only", "torch"]
+    assert main([*verify, "--weights", "weights.safetensors", *options]) == 0
+
+
+def test_options_of_weights_are_refused_without_weights(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["golden", "verify", str(path), "--set", "norms.eps=1e-5"]) == 2
+    assert "say how --weights is read: give --weights, or leave them out" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_golden_file_is_refused_before_others_are_computed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verification, "_measure", lambda *arguments: pytest.fail("a golden file was computed"))
+    assert main(["golden", "verify", str(path), str(path.with_name("plane.npz"))]) == 2
+    assert "did you mean 'plain.npz'" in capsys.readouterr().err
+
+
+def test_results_before_an_error_are_printed(
+    path: Path, weights_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant_fault(monkeypatch, vit_torch, norms={"eps": 1e-5})
+    words = ["golden", "verify", str(path), str(weights_path), "--only", "torch"]
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert "FAIL: " in printed.out and "torch changed: blocks.0.norm1 differs" in printed.out
+    assert "give that file with --weights FILE" in printed.err
+
+
+def test_json_does_not_pass_if_a_golden_file_was_not_verified(
+    path: Path, weights_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["golden", "verify", str(path), str(weights_path), "--only", "torch", "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert not found["passed"] and [each["passed"] for each in found["files"]] == [True]
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -199,6 +199,16 @@ def test_names_are_escaped():
     assert found.table("All tensors")[1][0].text == hostile
 
 
+def test_names_outside_utf_8_or_with_bidirectional_overrides_are_written_as_escapes():
+    hostile = "\udcff\u202ex.pth"
+    text = html_report.render(replace(failing_report(), environment={"PATH": hostile}), MAPS, source=hostile)
+    assert "\u202e" not in text and text.encode()
+    (section,) = Page(text).all("section", id="failure")
+    assert r"python -m parity diagnose '\udcff\u202ex.pth' --logits EXPECTED.npz" in section.text
+    assert Page(text).all("section", id="environment")[0].text.count(r"\udcff\u202ex.pth") == 1
+    assert [e.text for e in Page(text).all("bdi")] == 2 * [r"'\udcff\u202ex.pth'"]
+
+
 def test_no_two_elements_share_an_id():
     ids = Counter(e.attributes["id"] for e in render_page(passing_report()).elements if "id" in e.attributes)
     assert ids.most_common(1)[0][1] == 1
@@ -209,6 +219,21 @@ def test_plots_take_their_colours_from_the_page():
     drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert "var(--jax)" in drawings
     assert not re.search(r"(fill|stroke): #", drawings)
+
+
+def test_all_tables_are_printed_whole():
+    (style,) = render_page(passing_report()).all("style")
+    on_screen, _, on_paper = style.text.partition("@media print {")
+    assert "details::details-content { content-visibility: visible; }" in on_paper
+    (printed,) = re.findall(r"(.*) { overflow: visible; max-height: none; }", on_paper)
+    scrolling = re.findall(r"^(.*) {.* overflow-[xy]: auto;", on_screen, re.MULTILINE)
+    assert len(scrolling) == 3 and set(printed.strip().split(", ")) == set(scrolling)
+
+
+def test_the_report_is_printed_in_light_colours():
+    (style,) = render_page(passing_report()).all("style")
+    assert re.findall(r"@media (.*dark.*) {", style.text) == ["screen and (prefers-color-scheme: dark)"]
+    assert "color-scheme: light;" in style.text.partition("@media print {")[2]
 
 
 def test_a_model_of_twelve_blocks_makes_a_page_of_at_most_600_kilobytes():
