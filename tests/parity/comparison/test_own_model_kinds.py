@@ -107,6 +107,8 @@ REFUSED = {
     f"{MORE}:Changed('class token last')": "its row of pos is the last one, not the first; in a copy of the class",
     f"{MORE}:Changed('norm of flat patches', channels=1)": r"\[patches.0.weight \(64,\); .*a norm of 64 entries",
     f"{MORE}:Changed('norm of flat patches')": r"no place for \[patches.0.weight \(192,\); .*a norm of 192 entries",
+    f"{MORE}:Changed('third norm')": r"no place for \[layers.\{block\}.ln_3.weight \(64,\); .*: if ViTConfig has such",
+    f"{MORE}:Changed('mlp first')": r"a block uses layers.\{block\}.fc.weight, .*, before layers.\{block\}.attn",
     f"{MORE}:Changed('temperature')": r"no place for \[layers.\{block\}.temperature \(\)\].*multiply it into the weights",
     f"{MORE}:Changed('temperature of heads')": r"no place for \[layers.\{block\}.temperature \(4, 1, 1\)\]",
     f"{MORE}:Changed('float32')": r"computes an array \(2, 4, 25, 25\) in float32; .* without .float\(\)",
