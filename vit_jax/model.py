@@ -59,7 +59,7 @@ class PatchEmbed(ViTModule):
         (height, width), (ph, pw) = image_size(images), self.config.patch_size
         rows, columns = self.config.grid_of(height, width)
         padding = ((0, 0, 0), (0, rows * ph - height, 0), (0, columns * pw - width, 0), (0, 0, 0))  # crops if negative
-        images = lax.pad(images, jnp.zeros((), images.dtype), padding)
+        images = lax.pad(images, jnp.zeros((), jax.typeof(images).dtype), padding)
         x = self.proj(images)
         return self.norm(x) if self.norm is not None else x
 

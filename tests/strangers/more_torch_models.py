@@ -171,12 +171,19 @@ class Changed(nn.Module):
             else:
                 self.fc, self.back = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
             self.drop_path = DropPath(0.1)
+            self.ln_3: nn.Module = nn.LayerNorm(WIDTH) if change == "third norm" else nn.Identity()
             if change == "temperature":
                 self.temperature = nn.Parameter(torch.tensor(math.log(DIM**-0.5)))
             if change == "temperature of heads":
                 self.temperature = nn.Parameter(torch.ones(HEADS, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
+            branches = (self.attend, self.feed)
+            for branch in branches[::-1] if self.change == "mlp first" else branches:
+                x = x + self.drop_path(branch(x))
+            return x
+
+        def attend(self, x: Tensor) -> Tensor:
             change, (b, t, c) = self.change, x.shape
             q, k, v = self.attn(self.ln_1(x))
             if change == "temperature":
@@ -188,10 +195,11 @@ class Changed(nn.Module):
             scores = scores.float() if change == "float32" else scores
             y = scores.softmax(-1).to(v.dtype) @ v
             y = y.permute(0, 2, 3, 1).reshape(b, t, c) if change == "dim head" else y.transpose(1, 2).reshape(b, t, c)
-            x = x + self.drop_path(self.out(y))
+            return self.ln_3(self.out(y))
+
+        def feed(self, x: Tensor) -> Tensor:
             y = self.ln_2(x)
-            y = self.back(F.gelu(self.fc(y.mT))).mT if change == "conv1d" else self.back(F.gelu(self.fc(y)))
-            return x + self.drop_path(y)
+            return self.back(F.gelu(self.fc(y.mT))).mT if self.change == "conv1d" else self.back(F.gelu(self.fc(y)))
 
     def __init__(
         self,

@@ -82,12 +82,22 @@ def rotate_pairs(x: Tensor) -> Tensor:
     return torch.stack((-x[..., 1], x[..., 0]), dim=-1).flatten(-2)
 
 
+def rotate_halves(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
 class EvaStyle(nn.Module):
-    """Separate projections, of which that of keys has no bias; tables in buffers of the model; learned positions too."""
+    """Separate projections, of which that of keys has no bias; tables in buffers of the model; learned positions too.
+
+    pairs: the entries of a head that are rotated together: "neighbours", "halves" (n and n + DIM / 2), or "reordered":
+        neighbours, which are brought into halves before.
+    """
 
     class Block(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, pairs: str) -> None:
             super().__init__()
+            self.rotate, self.pairs = rotate_pairs if pairs == "neighbours" else rotate_halves, pairs
             self.norm1, self.norm2 = nn.LayerNorm(WIDTH, eps=1e-6), nn.LayerNorm(WIDTH, eps=1e-6)
             self.q_proj, self.v_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
             self.k_proj = nn.Linear(WIDTH, WIDTH, bias=False)
@@ -99,26 +109,31 @@ class EvaStyle(nn.Module):
             b, n, _ = x.shape
             y = self.norm1(x)
             q, k, v = (f(y).view(b, n, HEADS, DIM).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
-            q = torch.cat((q[:, :, :1], q[:, :, 1:] * cos + rotate_pairs(q[:, :, 1:]) * sin), dim=-2)
-            k = torch.cat((k[:, :, :1], k[:, :, 1:] * cos + rotate_pairs(k[:, :, 1:]) * sin), dim=-2)
+            if self.pairs == "reordered":
+                q, k = (torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1) for x in (q, k))
+            q = torch.cat((q[:, :, :1], q[:, :, 1:] * cos + self.rotate(q[:, :, 1:]) * sin), dim=-2)
+            k = torch.cat((k[:, :, :1], k[:, :, 1:] * cos + self.rotate(k[:, :, 1:]) * sin), dim=-2)
             attn = (q * DIM**-0.5 @ k.transpose(-2, -1)).softmax(dim=-1)
             x = x + self.proj((attn @ v).transpose(1, 2).reshape(b, n, -1))
             y = self.norm2(x)
             return x + self.w3(F.silu(self.w1(y)) * self.w2(y))
 
-    def __init__(self, img_size: tuple[int, int] = IMAGE, num_heads: int = HEADS, pt_seq_len: int = 16) -> None:
+    def __init__(
+        self, img_size: tuple[int, int] = IMAGE, num_heads: int = HEADS, pt_seq_len: int = 16, pairs: str = "neighbours"
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         freqs = 1.0 / 10000 ** (torch.arange(0, DIM // 2, 2)[: DIM // 4] / (DIM // 2))
         t_y, t_x = (torch.arange(n) / n * pt_seq_len for n in (ROWS, COLUMNS))
         f_y, f_x = (torch.einsum("i,j->ij", t, freqs).repeat_interleave(2, dim=-1) for t in (t_y, t_x))
         grid = torch.cat(torch.broadcast_tensors(f_y[:, None, :], f_x[None, :, :]), dim=-1).view(-1, DIM)
+        grid = grid[:, ::2].repeat(1, 2) if pairs != "neighbours" else grid
         self.register_buffer("freqs_cos", grid.cos())
         self.register_buffer("freqs_sin", grid.sin())
         self.patch_embed = nn.Conv2d(3, WIDTH, PATCH, PATCH)
         self.cls_token = nn.Parameter(torch.randn(1, 1, WIDTH))
         self.pos_embed = nn.Parameter(torch.randn(1, ROWS * COLUMNS + 1, WIDTH))
-        self.blocks = nn.ModuleList([self.Block() for _ in range(2)])
+        self.blocks = nn.ModuleList([self.Block(pairs) for _ in range(2)])
         self.norm, self.head = nn.LayerNorm(WIDTH, eps=1e-6), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The JAX twin: dropout, dtypes, attention kernels, scan, rematerialization, NNX, intermediates, and errors."""
 
 import importlib
+import warnings
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
@@ -373,6 +374,15 @@ def test_the_error_for_invalid_images_is_one_line(what: str) -> None:
         vit_jax.ViT(PLAIN).apply({"params": cached_params(PLAIN)}, change(random_images(PLAIN)))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_images_of_numpy_in_float64_are_taken_in_the_dtype_of_jax_without_a_warning() -> None:
+    images = random_images(PLAIN)
+    model, variables = vit_jax.ViT(PLAIN), {"params": cached_params(PLAIN)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        logits = model.apply(variables, images.astype(np.float64))
+    np.testing.assert_array_equal(logits, model.apply(variables, images))
 
 
 def test_images_on_explicit_mesh_axes_need_auto_axes() -> None:

@@ -105,6 +105,7 @@ class Comparison:
         self.tables: tuple[Table, ...] = ()
         self._graphs: tuple[Graph, Graph] | None = None
         self._contradicting: list[tuple[str, str]] = []
+        self._misleading: list[tuple[str, str]] = []  # pairs that the order of use gives, whose names are less similar
         self._unbiased: list[str] = []  # keys of running variances, see `_use_unbiased_variances`
 
     def match(self) -> None:
@@ -279,6 +280,8 @@ class Comparison:
         is_better = has_run and (self.is_same_function or count_agreeing_operations(*self.graphs()) > agreeing)
         if contradicting or not is_better:
             self._restore(before)
+        else:
+            self._misleading = other.less_similar_than(by_names)
 
     def _runs_with(self, correspondence: Correspondence) -> bool:
         """Run both models with another mapping; return False if the weights are then not equal, or an output is NaN."""
@@ -401,6 +404,9 @@ class Comparison:
         constant = [key for key, array in used.items() if array.size and array.min() == array.max() in (0.0, 1.0)]
         if constant:
             yield f"all entries of {_listed(constant)} of torch are 0 or 1, which hides mistakes: perturb the weights first"
+        if self._misleading:
+            pairs = _listed([f"{a} <-> {b}" for a, b in self._misleading])
+            yield f"the order of use overrides more similar names, {pairs}: if the names are right, layers are exchanged"
         yield from self._notes_on_tensors()
         if fixed := self._unequal_fixed_keys():
             which = f"{_listed(fixed)} of torch, which no optimizer trains"

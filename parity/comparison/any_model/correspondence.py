@@ -20,7 +20,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.any_model.folding import fold_lines
 from parity.comparison.any_model.lines import ARROW, Pair, Zero
 from parity.comparison.any_model.matching import Evidence, MatchedEntries, match_lines
-from parity.comparison.any_model.names import numbers, unquote_key
+from parity.comparison.any_model.names import numbers, similarity, unquote_key, words
 from parity.comparison.any_model.parameters import Axes
 from parity.comparison.any_model.rules import SQUARE, SQUARE_AS_IT_IS, SQUARE_REVERSED
 from vit_spec import InputError
@@ -31,10 +31,32 @@ Shapes = Mapping[str, tuple[int, ...]]
 SIDES = ("flax", "torch")
 
 
-def _module_path(key: str) -> tuple[list[str], str]:
-    """Return the names of the modules around the one that has a parameter, and its own name; "" for the model itself."""
-    *path, _ = key.replace(".", "/").split("/")
-    return path[:-1], path[-1] if path else ""
+def _path(key: str) -> tuple[str, ...]:
+    """Return the names of the modules around a parameter, and its own name at the end."""
+    return tuple(key.replace(".", "/").split("/"))
+
+
+def _differing_place(path: tuple[str, ...], other: tuple[str, ...]) -> int | None:
+    """Return the index, from the end, of the only name in which two paths differ; None if several differ.
+
+    The parameters' own names count only within one module.
+    """
+    if len(path) != len(other):
+        return None
+    places = [n for n in range(-len(path), -1) if path[n] != other[n]] or [-1]
+    return places[0] if len(places) == 1 else None
+
+
+def _namesakes(*sides: set[str]) -> dict[str, str]:
+    """Return names of the first side -> the name of the second one with the same words, where each side has one of them."""
+    by_words: list[dict[tuple[str, ...], list[str]]] = []
+    for names in sides:
+        by_words.append(defaultdict(list))
+        for name in names:
+            by_words[-1][tuple(sorted(words(name)))].append(name)
+    (of_first, of_second) = by_words
+    common = [key for key in of_first if key and len(of_first[key]) == len(of_second.get(key, ())) == 1]
+    return {of_first[key][0]: of_second[key][0] for key in common}
 
 
 @dataclass(frozen=True)
@@ -90,24 +112,48 @@ class Correspondence:
     def contradicts_names(self, by_names: "Correspondence") -> list[tuple[str, str]]:
         """Return pairs of keys that contradict the names, of a mapping that another one by names is compared with.
 
-        They give a module another sibling of the one with the same name in the other model, or have another order than
-        the numbers in their names.
+        They give a module another sibling of the one with the same name in the other model, or with the same words, if both
+        siblings have a counterpart by their words; or they have another order than the numbers in their names.
         """
-        new, parted = dict(self.keys()), []
-        for a, b in by_names.keys():
-            (around, name), (around_new, _) = _module_path(b), _module_path(new.get(a, b))
-            if new.get(a, b) != b and around == around_new and name and name == _module_path(a)[1]:
-                parted.append((a, new[a]))
+        new, parted = dict(self.keys()), [(a, other) for a, b, other in self._moved(by_names) if self._decided(a, b, other)]
         groups: dict[tuple[str, str], list[tuple[tuple[int, ...], tuple[int, ...], str, str]]] = defaultdict(list)
         for a, b in new.items():
-            paths = [key.replace(".", "/").split("/") for key in (a, b)]
             patterns = [re.sub(r"[0-9]+", "#", key) for key in (a, b)]
-            groups[patterns[0], patterns[1]].append((numbers(paths[0]), numbers(paths[1]), a, b))
+            groups[patterns[0], patterns[1]].append((numbers(_path(a)), numbers(_path(b)), a, b))
         for group in groups.values():
             for one, other in pairwise(sorted(group)):
                 if one[1] > other[1]:
                     parted += [one[2:], other[2:]]
         return list(dict.fromkeys(parted))
+
+    def less_similar_than(self, by_names: "Correspondence") -> list[tuple[str, str]]:
+        """Return pairs of keys whose names have less in common than those of a mapping by names."""
+        return [
+            (a, other)
+            for a, b, other in self._moved(by_names)
+            if similarity(_path(a), _path(b)) > similarity(_path(a), _path(other))
+        ]
+
+    def _moved(self, by_names: "Correspondence") -> Iterator[tuple[str, str, str]]:
+        """Yield the flax keys with another counterpart than in a mapping by names: key, that counterpart, own one."""
+        new, pairs = dict(self.keys()), set(self.keys())
+        yield from ((a, b, new[a]) for a, b in by_names.keys() if a in new and (a, b) not in pairs)
+
+    def _decided(self, a: str, b: str, other: str) -> bool:
+        """Return whether names decide that the counterpart of a flax key is a torch key, and not another one."""
+        paths = [_path(key) for key in (a, b, other)]
+        place = _differing_place(*paths[1:])
+        if place is None or len(paths[0]) < -place:
+            return False
+        own, name, name_of_other = (path[place] for path in paths)
+        if own == name:  # blocks are numbered; their order is tested on its own
+            return place >= -2 or not numbers((name,))
+        siblings = [
+            {path[len(around)] for path in map(_path, side) if path[: len(around)] == around and len(path) > len(around)}
+            for side, around in ((self.flax, paths[0][:place]), (self.torch, paths[1][:place]))
+        ]
+        namesakes = _namesakes(*siblings)
+        return namesakes.get(own) == name and name_of_other in namesakes.values()
 
     def to_torch(self, arrays: Arrays) -> dict[str, Array]:
         """Return arrays (weights or gradients) by torch key, C-contiguous, from arrays by flax key."""

@@ -27,6 +27,8 @@ SPELLINGS = {
     "class": "cls",
     "token embed": "wte",
     "position embed": "wpe posembed posembedding positionembeddings",
+    "query norm": "qn",
+    "key norm": "kn",
     "shortcut": "downsample skip",
     "": "transformer model backbone net network module base d",  # words that tell nothing about the module
 }

@@ -87,18 +87,25 @@ def _head_split(c: ViTConfig) -> Iterator[Hypothesis]:
         yield Hypothesis("heads are split as (dim head) in qkv and proj", "head split", edits=both)
         back = (_edit_to_axes(c, PROJ, "block width dim head"),)
         yield Hypothesis("columns of proj were rearranged to (dim head)", "head split of proj", edits=back)
-    if c.positions.rotary == "none":
-        return
+    if c.positions.rotary != "none":
+        yield from rotary_orders(c)
+
+
+def rotary_orders(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield other orders of the entries of each head that a rotary embedding rotates in pairs."""
     d = c.head_dim
     orders = {
         "as halves, not as neighbours": [n // 2 + d // 2 * (n % 2) for n in range(d)],
         "as neighbours, not as halves": [2 * n if n < d // 2 else 2 * (n - d // 2) + 1 for n in range(d)],
         "with columns and rows of the image swapped": [(n + d // 2) % d for n in range(d)],
     }
+    norms = [f"{norm}_norm.{kind}" for norm in "qk" for kind in ("weight", "bias")]
+    of_one = [f"blocks.attn.{name}" for name in ("q_bias", *norms)]  # of queries or keys alone
     for what, order in orders.items():
         code = f"np.concatenate([{{w}}[:, :2][:, :, :, {order}], {{w}}[:, 2:]], 1)"
-        edits = tuple(Edit(name, code) for name in (QKV, QKV_BIAS) if name in rows(c))
-        yield Hypothesis(f"rotary pairs of queries and keys lie {what}", "rotary layout", edits=edits)
+        edits = [Edit(name, code) for name in (QKV, QKV_BIAS) if name in rows(c)]
+        edits += [Edit(name, f"{{w}}[..., {order}]") for name in of_one if name in rows(c)]
+        yield Hypothesis(f"rotary pairs of queries and keys lie {what}", "rotary layout", edits=tuple(edits))
 
 
 def _qkv_edits(c: ViTConfig, words: str) -> tuple[Edit, ...]:

@@ -6,6 +6,8 @@ from itertools import islice
 import numpy as np
 
 from parity.checkpoints.layout import Array
+from parity.comparison.diagnosis.hypothesis import Edit
+from parity.comparison.diagnosis.weight_hypotheses import rotary_orders
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.pixels import NORMALIZATIONS
@@ -13,6 +15,7 @@ from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, Stage
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 
 _MAX_TRIED = 20  # hypotheses on attention for each normalization
+_MAX_ROTATIONS = 40  # hypotheses on rotary embeddings for each order of pairs
 Change = Callable[[dict[str, Array]], dict[str, Array]]  # of the weights of a twin, by row
 
 
@@ -37,14 +40,31 @@ class Explanations:
         if stage is STEM:
             return self._of_stem(candidate)
         if stage is ATTENTION and depends_on_order:
-            detail = (
-                "it depends on the order of the patches, but not as rotary positions do, which are the only ones within "
-                "attention that --like finds; is there another rotation, a bias of the scores, a mask or a window?"
-            )
-            return detail, REMEDY
+            return self._of_rotation(candidate)
         if stage is ATTENTION:  # a class token sees the patches through attention alone
             return self._of_images(candidate)
         return "", REMEDY
+
+    def _of_rotation(self, candidate: Candidate) -> tuple[str, str]:
+        """Return whether the class rotates other pairs of the entries of a head than ViTConfig does."""
+        for each in islice(self._options.rotary(candidate), _MAX_ROTATIONS):
+            for cause in rotary_orders(each.config):
+
+                def reorder(values: dict[str, Array], edits: tuple[Edit, ...] = cause.edits) -> dict[str, Array]:
+                    return {**values, **{edit.parameter: edit.evaluate(values) for edit in edits}}
+
+                if self._difference(each, ATTENTION, reorder) <= FLOAT64_TOLERANCE:
+                    kind = each.config.positions.rotary
+                    return (
+                        f"{cause.name}, if its positions.rotary is {kind}, and no table can state this order",
+                        "in a copy of the class bring queries and keys from the order of ViTConfig into this one right "
+                        f"before they are rotated, and convert with --like for the copy and --mend '{cause.name}'",
+                    )
+        detail = (
+            "it depends on the order of the patches, but not as rotary positions do, which are the only ones within "
+            "attention that --like finds; is there another rotation, a bias of the scores, a mask or a window?"
+        )
+        return detail, REMEDY
 
     def _of_images(self, candidate: Candidate) -> tuple[str, str]:
         """Return whether the class normalizes its images: it has the output of a twin if this is undone before it."""

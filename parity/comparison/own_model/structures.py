@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from parity.comparison.own_model.block_roles import Roles, find_block_roles
@@ -11,6 +12,8 @@ from parity.comparison.own_model.model import ImageShape
 from parity.comparison.own_model.outer_roles import find_head_roles, find_stem_roles
 from parity.comparison.own_model.units import Unit, find_units
 from vit_spec import InputError
+
+_AHEAD = "ahead of the blocks"
 
 
 def find_candidates(
@@ -56,8 +59,8 @@ def _roles(blocks: Blocks, images: ImageShape, output: tuple[int, ...], reasons:
     for width in widths:
         of_blocks = list(find_block_roles(blocks.inner, width))
         if not of_blocks and not reasons:
-            expected = "do not fit any block of ViTConfig"
-            reasons.append(_misfit(blocks.inner, partial(find_block_roles, width=width), "of a block", expected, width))
+            expected, find = "do not fit any block of ViTConfig", partial(find_block_roles, width=width)
+            reasons.append(_other_order(blocks.inner, find) or _misfit(blocks.inner, find, "of a block", expected, width))
         for block in of_blocks:
             find_stems = partial(find_stem_roles, width=width, images=images, norm_bias=block.fields["norms.bias"])
             stems = list(find_stems(before))
@@ -66,7 +69,7 @@ def _roles(blocks: Blocks, images: ImageShape, output: tuple[int, ...], reasons:
                     f"are not a projection of patches of images of {images.height}x{images.width} with {images.channels} "
                     "channels, tokens, positions and norms"
                 )
-                reasons.append(_misfit(before, find_stems, "ahead of the blocks", expected, width))
+                reasons.append(_misfit(before, find_stems, _AHEAD, expected, width))
             for stem in stems:
                 distillation = stem.fields["tokens.distillation"]
                 find_heads = partial(find_head_roles, width=width, output=output, block=block, distillation=distillation)
@@ -101,6 +104,26 @@ def _no_width(leaves: Sequence[Leaf]) -> str:
     )
 
 
+def _other_order(leaves: Sequence[Leaf], find: Callable[[Sequence[Leaf]], Iterator[Roles]]) -> str:
+    """Return that a block has its MLP before attention, if it fits ViTConfig in the other order; else ""."""
+    ordered = sorted(leaves, key=lambda leaf: leaf.rank)
+    for start in range(1, len(ordered)):
+        turned = [replace(leaf, rank=rank) for rank, leaf in enumerate((*ordered[start:], *ordered[:start]))]
+        for roles in find(turned):
+            first: dict[str, int] = {}  # of attention and of the MLP, in the order of the class
+            for branch in ("blocks.attn.", "blocks.mlp."):
+                ranks = [leaf.rank for name, leaf in roles.leaves.items() if name.startswith(branch)]
+                first[branch] = min((rank + start) % len(ordered) for rank in ranks)
+            if first["blocks.mlp."] < first["blocks.attn."]:
+                mlp, attention = (ordered[first[branch]].key for branch in ("blocks.mlp.", "blocks.attn."))
+                return (
+                    f"a block uses {mlp}, of its MLP, before {attention}, of its attention, and ViTConfig has attention "
+                    "first: a copy of the class with attention first computes the same with one more block, if the first "
+                    "block has an attention of zeros and the last one an MLP of zeros"
+                )
+    return ""
+
+
 def _misfit(
     leaves: Sequence[Leaf], find: Callable[[Sequence[Leaf]], Iterator[Roles]], where: str, expected: str, width: int
 ) -> str:
@@ -115,7 +138,7 @@ def _misfit(
         rest = [leaf for leaf in leaves if leaf not in unit.leaves]
         if any(True for _ in find(rest)):
             others = f"but for all other parameters {where}"
-            is_early = any(other.kind == "linear" and other.rank > unit.rank for other in units)
+            is_early = where == _AHEAD and any(other.kind == "linear" and other.rank > unit.rank for other in units)
             return f"--like has no place for {_listed(unit.leaves)}, {others}: {_kind(unit, width, is_early)}"
     return f"the parameters {where}, {_listed(leaves)}, {expected}"
 
@@ -123,7 +146,7 @@ def _misfit(
 def _kind(unit: Unit, width: int, is_early: bool) -> str:
     """Return what a layer without a role may be, and what to do.
 
-    is_early: whether a linear layer among the same parameters is used after it.
+    is_early: whether it is ahead of a linear layer that is itself ahead of the blocks.
     """
     if unit.kind == "norm" and is_early:
         return (

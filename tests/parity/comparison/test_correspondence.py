@@ -369,6 +369,25 @@ def test_order_of_use_decides_before_names_if_the_evidence_says_so():
     assert all("by order of use" in pair.note for pair in mapping.pairs)
 
 
+@pytest.mark.parametrize(
+    ("flax_names", "torch_names", "is_contradiction"),
+    [
+        (("query_ln", "key_ln"), ("q_norm", "k_norm"), True),
+        (("qn", "kn"), ("norm_q", "norm_k"), True),
+        (("query/norm", "key/norm"), ("q.norm", "k.norm"), True),
+        (("proj", "down"), ("up", "out"), False),  # only "proj" and "out" sound alike
+        (("linear", "lin"), ("fc", "dense"), False),  # all have the same words
+    ],
+)
+def test_order_of_use_contradicts_names_that_words_decide(flax_names, torch_names, is_contradiction):
+    keys = [[f"attn/{name}/scale" for name in flax_names], [f"attn.{name}.weight" for name in torch_names]]
+    shapes = [{key: (4,) for key in several} for several in keys]
+    lines = [f"{a} | width <-> {b} | width" for a, b in zip(keys[0], reversed(keys[1]), strict=True)]
+    other, by_names = match(*shapes, layouts=lines), match(*shapes, evidence=Evidence((keys[0], keys[1])))
+    pairs = list(zip(keys[0], reversed(keys[1]), strict=True))
+    assert other.contradicts_names(by_names) == (pairs if is_contradiction else [])
+
+
 def test_order_of_use_keeps_to_the_blocks_that_names_have_matched():
     """Block 1 of flax runs after block 2; its norms, which no name matches, belong to its own kernels."""
     flax, torch = {}, {}

@@ -41,6 +41,8 @@ from parity.comparison.diagnosis.layer_hypotheses import operations, single_bloc
 from parity.comparison.diagnosis.numeric_hypotheses import scale_factors
 from parity.comparison.diagnosis.repair import repair
 from parity.comparison.diagnosis.search import Search
+from parity.comparison.diagnosis.weight_hypotheses import rotary_orders
+from parity.comparison.own_model.twin import Twin
 from tests.twins import perturbed_params, small_config
 from vit_spec import InputError, ViTConfig
 
@@ -872,3 +874,17 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(InputError, match=r"expected\.npz"):
         read_expected_outputs(path, PLAIN)
+
+
+@pytest.mark.parametrize("attention", [{"qk_norm": True}, {"qkv_bias": "qv"}])
+def test_the_order_of_rotary_pairs_includes_norms_and_the_bias_of_queries(attention: dict[str, Any]) -> None:
+    """Columns and rows of the image are exchanged in the entries of a head, and back in the positions."""
+    config = ROTARY.replace(attention=attention, positions={"rotary": "eva", "rotary_grid": None, "rotary_start": 0.0})
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(row.shape) for name, row in vit_spec.rows(config).items()}
+    cause = next(each for each in rotary_orders(config) if "columns and rows" in each.name)
+    images = rng.standard_normal((1, *config.image_size, config.in_channels))
+    trial = cause.apply(Trial(config, weights, images, None))
+    assert trial is not None
+    twin, other = Twin("torch"), config.replace(positions={"rotary": "rope_vit"})
+    np.testing.assert_allclose(twin.run(other, trial.weights, images), twin.run(config, weights, images), rtol=1e-9)

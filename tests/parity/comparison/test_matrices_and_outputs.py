@@ -217,6 +217,8 @@ class OtherNames(nn.Module):
 def test_the_order_of_use_is_tried_where_names_mislead() -> None:
     report = compare(MisleadingNames(), OtherNames())
     assert report.passed and str(report).count("(by order of use)") == 4, str(report)
+    pair = "feedforward_layernorm/bias <-> post_attention_layernorm.bias"
+    assert f"note: the order of use overrides more similar names, {pair}" in str(report), str(report)
     report = compare(MisleadingNames(eps=1.001e-5), OtherNames())
     assert not report.passed and "by order of use" in str(report)
     assert report.origin is not None and report.origin.flax.module == "feedforward_layernorm"
@@ -249,13 +251,13 @@ class TorchListed(nn.Module):
 
 
 class Named(linen.Module):
-    """Queries and keys by layers with the right names, or exchanged."""
+    """Queries and keys by layers with these names."""
 
-    exchanged: bool
+    names: tuple[str, str]
 
     @linen.compact
     def __call__(self, x: Any) -> Any:
-        q, k = (linen.Dense(6, name=f"{name}_proj")(x) for name in ("kq" if self.exchanged else "qk"))
+        q, k = (linen.Dense(6, name=name)(x) for name in self.names)
         return 2 * q + jnp.tanh(k)
 
 
@@ -271,18 +273,18 @@ class TorchNamed(nn.Module):
         return 2 * q + k.tanh()
 
 
-@pytest.mark.parametrize("is_list", [True, False])
-def test_a_layer_that_is_used_in_the_place_of_another_fails_with_a_hint(is_list: bool) -> None:
+@pytest.mark.parametrize("names", [(), ("q_proj", "k_proj"), ("query", "key")])
+def test_a_layer_that_is_used_in_the_place_of_another_fails_with_a_hint(names: tuple[str, ...]) -> None:
     def report_of(is_right: bool) -> Any:
-        if is_list:
+        if not names:
             flax = perturbed_module(Listed((0, 1, 2) if is_right else (0, 2, 1)))
             return compare_models(Listed.__call__, flax, TorchListed(), ROWS, level="function")
-        return compare(Named(not is_right), TorchNamed())
+        return compare(Named(names if is_right else names[::-1]), TorchNamed())
 
     assert report_of(True).passed
     wrong = report_of(False)
     assert not wrong.passed and not any("by order of use" in line for line in str(wrong.correspondence).splitlines())
-    pair = "norms/1/bias <-> norms.2.bias" if is_list else "q_proj/bias <-> k_proj.bias"
+    pair = f"{names[0]}/bias <-> k_proj.bias" if names else "norms/1/bias <-> norms.2.bias"
     assert f"hint: the models agree if names do not count: {pair}" in str(wrong), str(wrong)
 
 

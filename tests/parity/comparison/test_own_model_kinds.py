@@ -11,8 +11,10 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import parity
+import vit_torch
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import registered
+from parity.comparison.diagnosis.repair import repair
 from parity.comparison.own_model import DerivedTable
 from parity.comparison.own_model.construct import build
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
@@ -105,6 +107,8 @@ REFUSED = {
     f"{MORE}:Changed('class token last')": "its row of pos is the last one, not the first; in a copy of the class",
     f"{MORE}:Changed('norm of flat patches', channels=1)": r"\[patches.0.weight \(64,\); .*a norm of 64 entries",
     f"{MORE}:Changed('norm of flat patches')": r"no place for \[patches.0.weight \(192,\); .*a norm of 192 entries",
+    f"{MORE}:Changed('third norm')": r"no place for \[layers.\{block\}.ln_3.weight \(64,\); .*: if ViTConfig has such",
+    f"{MORE}:Changed('mlp first')": r"a block uses layers.\{block\}.fc.weight, .*, before layers.\{block\}.attn",
     f"{MORE}:Changed('temperature')": r"no place for \[layers.\{block\}.temperature \(\)\].*multiply it into the weights",
     f"{MORE}:Changed('temperature of heads')": r"no place for \[layers.\{block\}.temperature \(4, 1, 1\)\]",
     f"{MORE}:Changed('float32')": r"computes an array \(2, 4, 25, 25\) in float32; .* without .float\(\)",
@@ -120,6 +124,22 @@ def test_the_cause_is_named(like: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=REFUSED[like]) as error:
         derived(like, tmp_path)
     assert "\n" not in str(error.value) and "--set" not in str(error.value).partition("float32")[1]
+
+
+def test_rotary_pairs_in_another_order_are_named_with_a_remedy_that_works(tmp_path: Path) -> None:
+    given = {"positions.rotary": "eva", "positions.rotary_base": 10000.0, "positions.rotary_grid": (16, 16)}
+    like = f"{ROTARY}:EvaStyle(pairs='halves')"
+    with pytest.raises(InputError, match=r"rotary pairs .* lie as halves.*; in a copy .* right before") as error:
+        derived(like, tmp_path, given=given)
+    model, cause = trained(like), str(error.value).rpartition("--mend ")[2].strip("'")
+    torch.save(model.state_dict(), tmp_path / "theirs.pth")
+    copy = parity.derive_table(f"{ROTARY}:EvaStyle(pairs='reordered')", tmp_path / "theirs.pth", given=given)
+    parity.write(repair(copy.checkpoint, [cause])[0], tmp_path / "mended.safetensors", "torch")
+    with pytest.warns(parity.AssumptionWarning, match="pixels.mean"):
+        twin = vit_torch.load(tmp_path / "mended.safetensors")
+    images = torch.randn(2, 3, *copy.config.image_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(twin(images), model(images), rtol=1e-4, atol=1e-4)
 
 
 def test_the_remedy_for_a_class_token_that_is_last_works(tmp_path: Path) -> None:
