@@ -19,6 +19,8 @@ from vit_jax.initialisation import Shape, draw_parameter
 from vit_jax.noise import Noise
 from vit_jax.normal_cdf import normal_cdf
 from vit_spec import InputError, ViTConfig
+from vit_spec.config import check_config
+from vit_spec.errors import require_type
 from vit_spec.noise import Site, drop_threshold
 
 ConstantTables = tuple[np.ndarray, ...]
@@ -43,6 +45,11 @@ class ViTModule(nn.Module):
 
     config: ViTConfig
     execution: Execution
+
+    def __post_init__(self) -> None:
+        check_config(self.config)
+        require_type("execution is", self.execution, Execution)
+        super().__post_init__()
 
     def declare(self, leaf: str, shape: Shape) -> Array:
         """Declare the parameter `leaf` of this module and return it; initial values are float32."""
