@@ -42,3 +42,11 @@ def test_a_model_of_anything_but_a_config_is_refused(make: Callable[[Any], objec
         with pytest.raises(InputError) as error:
             make(config)
         assert str(error.value) == message
+
+
+def test_unstacked_refuses_parameters() -> None:
+    with pytest.raises(InputError) as error:
+        vit_jax.unstacked({"blocks": {"attn": {}}})
+    assert str(error.value) == (
+        "'blocks' is a dict: give arrays by name, as vit_jax.intermediates(..., stacked=True) returns them"
+    )

@@ -12,7 +12,7 @@ from jax import Array
 
 from vit_jax.compilation import compiler_options, fast_compile_options
 from vit_jax.execution import Execution
-from vit_jax.layers import ViTModule, at_least_float32
+from vit_jax.layers import ARRAYS, ViTModule, at_least_float32
 from vit_jax.model import ViT
 from vit_spec import InputError, ViTConfig
 from vit_spec.errors import nearest
@@ -196,9 +196,17 @@ def unstacked(found: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         found: intermediates by name, as `intermediates` returns them with `stacked=True`.
+
+    Raises:
+        vit_spec.InputError: a value is no array, as in the nested dictionaries of parameters.
     """
     split: dict[str, Any] = {}
     for name, value in found.items():
+        if not isinstance(value, ARRAYS):
+            raise InputError(
+                f"{name!r} is a {type(value).__name__}: give arrays by name, as vit_jax.intermediates(..., stacked=True) "
+                "returns them"
+            )
         blocks = enumerate(value) if name.startswith("blocks") else [(0, value)]
         split |= {name.replace("blocks", f"blocks.{i}", 1): entry for i, entry in blocks}
     return split

@@ -24,6 +24,7 @@ from vit_spec.errors import require_type
 from vit_spec.noise import Site, drop_threshold
 
 ConstantTables = tuple[np.ndarray, ...]
+ARRAYS = jax.Array, np.ndarray  # the types of arrays that the twin takes
 
 
 def _wide(operation: Callable[[Array, Array], Array], x: Array, parameter: Array) -> Array:
