@@ -1,6 +1,7 @@
 """Wrong arguments of public functions: each is refused in one line that names the argument and what to give."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,6 +43,14 @@ def test_a_model_of_anything_but_a_config_is_refused(make: Callable[[Any], objec
         with pytest.raises(InputError) as error:
             make(config)
         assert str(error.value) == message
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "0", None, True])
+def test_a_seed_that_is_no_integer_of_64_bits_is_refused(seed: Any) -> None:
+    for use in (partial(vit_jax.init, CONFIG), vit_torch.random_key):
+        with pytest.raises(InputError) as error:
+            use(seed)
+        assert str(error.value) == f"seed is {seed!r}: give an integer from 0 up to 2^64 - 1"
 
 
 def test_unstacked_refuses_parameters() -> None:

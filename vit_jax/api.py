@@ -14,6 +14,7 @@ from vit_jax.compilation import compiler_options, fast_compile_options
 from vit_jax.execution import Execution
 from vit_jax.layers import ARRAYS, ViTModule, at_least_float32
 from vit_jax.model import ViT
+from vit_jax.noise import random_key
 from vit_spec import InputError, ViTConfig
 from vit_spec.errors import nearest
 from vit_spec.shadowing import check_not_shadowed
@@ -21,7 +22,7 @@ from vit_spec.shadowing import check_not_shadowed
 Params = dict[str, Any]
 
 
-def init(config: ViTConfig, seed: int = 0) -> Params:
+def init(config: ViTConfig, seed: int | Array = 0) -> Params:
     """Return initial float32 parameters, sampled from the distributions that `vit_spec.rows` declares.
 
     The result is that of linen's `ViT(config).init`.  The function can be traced: under `jax.jit` with `out_shardings`,
@@ -29,15 +30,20 @@ def init(config: ViTConfig, seed: int = 0) -> Params:
 
     Args:
         config: the model.
-        seed: seed of the random numbers.
+        seed: seed of the random numbers, from 0 up to 2^64 - 1; or a scalar integer array, which may be traced.
 
     Returns:
         The parameters as nested dictionaries; those of the blocks are stacked on a leading axis.
+
+    Raises:
+        vit_spec.InputError: the seed is no integer, or out of range.
     """
+    model = ViT(config)
     images = jnp.zeros((1, *config.image_size, config.in_channels))
+    key = jax.random.key(seed) if isinstance(seed, Array) else random_key(seed)
 
     def draw() -> Params:
-        return ViT(config).init(jax.random.key(seed), images)["params"]
+        return model.init(key, images)["params"]
 
     if isinstance(images, jax.core.Tracer):
         return draw()
