@@ -16,7 +16,7 @@ from vit_jax.layers import ARRAYS, ViTModule, at_least_float32
 from vit_jax.model import ViT
 from vit_jax.noise import random_key
 from vit_spec import InputError, ViTConfig
-from vit_spec.errors import nearest
+from vit_spec.errors import nearest, require_type
 from vit_spec.shadowing import check_not_shadowed
 
 Params = dict[str, Any]
@@ -118,6 +118,7 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
 
     Raises:
         flax.errors.FlaxError, ValueError: the parameters are not those of the model.
+        vit_spec.InputError: the model is not a `ViT`, or the batch size is no integer, or negative.
     """
     program, own = _forward_program(model, params, batch_size)
     inner = jax.jit(program.__wrapped__)  # jax refuses compiler options inside another program
@@ -130,6 +131,7 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
 
 def _forward_program(model: ViT, params: Params, batch_size: int) -> tuple[Any, Params]:
     """Return the jitted function of `compile_forward`, and its first argument."""
+    require_type("model is", model, ViT)
     config, execution = model.config, model.execution
     image = jax.ShapeDtypeStruct((1, *config.image_size, config.in_channels), jnp.float32)
     jax.eval_shape(model.apply, {"params": params}, image)  # checks the parameters
@@ -181,8 +183,9 @@ def intermediates(
             depth for attention, and "blocks.3.drop_path (2)" the mask for the MLP; both can be fed.
 
     Raises:
-        vit_spec.InputError: `fed` has a name that replaces nothing.
+        vit_spec.InputError: the model is not a `ViT`; or `fed` has a name that replaces nothing.
     """
+    require_type("model is", model, ViT)
 
     def run(variables: Params, images: Array) -> Any:
         return model.apply(variables, images, mutable=["intermediates"], **options)
@@ -284,9 +287,12 @@ def attention_maps(model: ViT, params: Params, images: Array, block: int = -1) -
         params: its parameters.
         images: (B, H, W, C).
         block: index of the block; negative indices count from the last block.
+
+    Raises:
+        vit_spec.InputError: the model is not a `ViT`.
     """
-    block = range(model.config.depth)[block]
     _, found = intermediates(model, params, images)
+    block = range(model.config.depth)[block]
     q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
     options: Any = {"precision": model.execution.precision, "preferred_element_type": at_least_float32(q)}
     scores = model.config.scale * jnp.einsum("bthd,bshd->bhts", q, k, **options)

@@ -270,6 +270,7 @@ def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution)
 
 def check_images(images: Array, config: ViTConfig) -> None:
     """Raise InputError unless `images` is a batch of floating-point images that fits the config, on automatic mesh axes."""
+    require_type("images are", images, *ARRAYS)
     expected, c = "(batch, height, width, channels)", config.in_channels
     if images.ndim != 4:
         raise InputError(f"images have shape {images.shape}: expected {expected}; a single image is images[None]")

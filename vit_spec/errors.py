@@ -40,7 +40,8 @@ def require_type(subject: str, value: object, *types: type, example: str = "") -
 
 def _public_name(cls: type) -> str:
     """Return the name of a class with its package, as users import it: "vit_jax.Execution"."""
-    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__.partition('.')[0]}.{cls.__name__}"
+    name = cls.__name__.rpartition(".")[2]  # that of jax.Array is "jaxlib._jax.Array"
+    return name if cls.__module__ == "builtins" else f"{cls.__module__.partition('.')[0]}.{name}"
 
 
 def nearest(name: object, names: Iterable[str]) -> str:

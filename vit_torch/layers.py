@@ -219,6 +219,7 @@ def at_least_float32(x: Tensor) -> torch.dtype:
 
 def check_images(images: Tensor, config: ViTConfig) -> None:
     """Raise InputError unless `images` is a batch of floating-point images that fits the config."""
+    require_type("images are", images, Tensor)
     expected, c = "(batch, channels, height, width)", config.in_channels
     if images.ndim != 4:
         raise InputError(f"images have shape {tuple(images.shape)}: expected {expected}; a single image is images[None]")
