@@ -17,6 +17,7 @@ import vit_torch
 from parity.checkpoints.weights import as_checkpoint
 from tests.twins import perturbed_params, random_images, small_config
 from vit_jax.noise import make_noise as jax_noise
+from vit_jax.noise import random_key as jax_random_key
 from vit_spec import ViTConfig
 from vit_spec.noise import SITES_PER_PART, Site, drop_path_rates, drop_threshold, num_parts
 from vit_torch.noise import Noise, fold_in, make_noise, signed_threshold, threefry2x32
@@ -65,9 +66,11 @@ def test_the_generator_gives_the_published_answers(key: Any, counter: Any, expec
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1])
 def test_keys_are_those_of_jax(seed: int) -> None:
+    jax_key = jax_random_key(seed)
     with jax.enable_x64(True):  # without, jax ignores the upper half of a seed
         key = jax.random.key(seed)
         assert unsigned(vit_torch.random_key(seed)).tolist() == jax.random.key_data(key).tolist()
+        assert jax_key == key
         for number in (0, 7, 2**31, 2**32 - 1):
             expected = jax.random.key_data(jax.random.fold_in(key, np.uint32(number)))
             assert unsigned(fold_in(vit_torch.random_key(seed), number)).tolist() == expected.tolist()

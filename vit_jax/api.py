@@ -12,16 +12,17 @@ from jax import Array
 
 from vit_jax.compilation import compiler_options, fast_compile_options
 from vit_jax.execution import Execution
-from vit_jax.layers import ViTModule, at_least_float32
+from vit_jax.layers import ARRAYS, ViTModule, at_least_float32
 from vit_jax.model import ViT
+from vit_jax.noise import random_key
 from vit_spec import InputError, ViTConfig
-from vit_spec.errors import nearest
+from vit_spec.errors import nearest, require_type
 from vit_spec.shadowing import check_not_shadowed
 
 Params = dict[str, Any]
 
 
-def init(config: ViTConfig, seed: int = 0) -> Params:
+def init(config: ViTConfig, seed: int | Array = 0) -> Params:
     """Return initial float32 parameters, sampled from the distributions that `vit_spec.rows` declares.
 
     The result is that of linen's `ViT(config).init`.  The function can be traced: under `jax.jit` with `out_shardings`,
@@ -29,15 +30,20 @@ def init(config: ViTConfig, seed: int = 0) -> Params:
 
     Args:
         config: the model.
-        seed: seed of the random numbers.
+        seed: seed of the random numbers, from 0 up to 2^64 - 1; or a scalar integer array, which may be traced.
 
     Returns:
         The parameters as nested dictionaries; those of the blocks are stacked on a leading axis.
+
+    Raises:
+        vit_spec.InputError: the seed is no integer, or out of range.
     """
+    model = ViT(config)
     images = jnp.zeros((1, *config.image_size, config.in_channels))
+    key = jax.random.key(seed) if isinstance(seed, Array) else random_key(seed)
 
     def draw() -> Params:
-        return ViT(config).init(jax.random.key(seed), images)["params"]
+        return model.init(key, images)["params"]
 
     if isinstance(images, jax.core.Tracer):
         return draw()
@@ -112,6 +118,7 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
 
     Raises:
         flax.errors.FlaxError, ValueError: the parameters are not those of the model.
+        vit_spec.InputError: the model is not a `ViT`, or the batch size is no integer, or negative.
     """
     program, own = _forward_program(model, params, batch_size)
     inner = jax.jit(program.__wrapped__)  # jax refuses compiler options inside another program
@@ -124,6 +131,7 @@ def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Ar
 
 def _forward_program(model: ViT, params: Params, batch_size: int) -> tuple[Any, Params]:
     """Return the jitted function of `compile_forward`, and its first argument."""
+    require_type("model is", model, ViT)
     config, execution = model.config, model.execution
     image = jax.ShapeDtypeStruct((1, *config.image_size, config.in_channels), jnp.float32)
     jax.eval_shape(model.apply, {"params": params}, image)  # checks the parameters
@@ -175,8 +183,9 @@ def intermediates(
             depth for attention, and "blocks.3.drop_path (2)" the mask for the MLP; both can be fed.
 
     Raises:
-        vit_spec.InputError: `fed` has a name that replaces nothing.
+        vit_spec.InputError: the model is not a `ViT`; or `fed` has a name that replaces nothing.
     """
+    require_type("model is", model, ViT)
 
     def run(variables: Params, images: Array) -> Any:
         return model.apply(variables, images, mutable=["intermediates"], **options)
@@ -196,9 +205,17 @@ def unstacked(found: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         found: intermediates by name, as `intermediates` returns them with `stacked=True`.
+
+    Raises:
+        vit_spec.InputError: a value is no array, as in the nested dictionaries of parameters.
     """
     split: dict[str, Any] = {}
     for name, value in found.items():
+        if not isinstance(value, ARRAYS):
+            raise InputError(
+                f"{name!r} is a {type(value).__name__}: give arrays by name, as vit_jax.intermediates(..., stacked=True) "
+                "returns them"
+            )
         blocks = enumerate(value) if name.startswith("blocks") else [(0, value)]
         split |= {name.replace("blocks", f"blocks.{i}", 1): entry for i, entry in blocks}
     return split
@@ -270,9 +287,12 @@ def attention_maps(model: ViT, params: Params, images: Array, block: int = -1) -
         params: its parameters.
         images: (B, H, W, C).
         block: index of the block; negative indices count from the last block.
+
+    Raises:
+        vit_spec.InputError: the model is not a `ViT`.
     """
-    block = range(model.config.depth)[block]
     _, found = intermediates(model, params, images)
+    block = range(model.config.depth)[block]
     q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
     options: Any = {"precision": model.execution.precision, "preferred_element_type": at_least_float32(q)}
     scores = model.config.scale * jnp.einsum("bthd,bshd->bhts", q, k, **options)

@@ -13,6 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from vit_spec import ViTConfig, flops
+from vit_spec.config import check_config
+from vit_spec.errors import require
+from vit_spec.typed_fields import coerce
 
 STORED = "stored for the backward pass"  # the name of arrays for jax.checkpoint
 
@@ -37,7 +40,13 @@ def compiler_options(config: ViTConfig, batch_size: int) -> dict[str, Any] | Non
     Args:
         config: the model.
         batch_size: images of a batch.
+
+    Raises:
+        vit_spec.InputError: the batch size is no integer, or negative.
     """
+    check_config(config)
+    batch_size = coerce("batch_size", batch_size, int)
+    require(batch_size >= 0, f"batch_size is {batch_size}: give a number of images")
     is_large = batch_size * config.num_tokens >= FEWEST_TOKENS and batch_size * flops(config) >= FEWEST_FLOPS
     return dict(ONEDNN) if is_large and default_device().platform == "cpu" and has_onednn() else None
 

@@ -19,9 +19,12 @@ from vit_jax.initialisation import Shape, draw_parameter
 from vit_jax.noise import Noise
 from vit_jax.normal_cdf import normal_cdf
 from vit_spec import InputError, ViTConfig
+from vit_spec.config import check_config
+from vit_spec.errors import require_type
 from vit_spec.noise import Site, drop_threshold
 
 ConstantTables = tuple[np.ndarray, ...]
+ARRAYS = jax.Array, np.ndarray  # the types of arrays that the twin takes
 
 
 def _wide(operation: Callable[[Array, Array], Array], x: Array, parameter: Array) -> Array:
@@ -43,6 +46,11 @@ class ViTModule(nn.Module):
 
     config: ViTConfig
     execution: Execution
+
+    def __post_init__(self) -> None:
+        check_config(self.config)
+        require_type("execution is", self.execution, Execution)
+        super().__post_init__()
 
     def declare(self, leaf: str, shape: Shape) -> Array:
         """Declare the parameter `leaf` of this module and return it; initial values are float32."""
@@ -262,6 +270,7 @@ def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution)
 
 def check_images(images: Array, config: ViTConfig) -> None:
     """Raise InputError unless `images` is a batch of floating-point images that fits the config, on automatic mesh axes."""
+    require_type("images are", images, *ARRAYS)
     expected, c = "(batch, height, width, channels)", config.in_channels
     if images.ndim != 4:
         raise InputError(f"images have shape {images.shape}: expected {expected}; a single image is images[None]")

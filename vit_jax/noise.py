@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from vit_spec import ViTConfig
-from vit_spec.noise import SITES_PER_PART, Site, drop_path_rates, drop_threshold, num_parts
+from vit_spec.noise import SITES_PER_PART, Site, check_seed, drop_path_rates, drop_threshold, num_parts
 
 
 class Noise(NamedTuple):
@@ -27,6 +28,22 @@ class Noise(NamedTuple):
     def words(self, site: Site, shape: tuple[int, ...]) -> Array:
         """Return the random words of an array of this shape, uint32."""
         return jax.random.bits(self.keys[site], shape, jnp.uint32)
+
+
+def random_key(seed: int, *, impl: str | None = None) -> Array:
+    """Return `jax.random.key(seed)` with all bits of the seed: without 64-bit types, jax ignores the upper 32.
+
+    Args:
+        seed: from 0 up to 2^64 - 1.
+        impl: the name of jax's generator; None means its default.
+
+    Raises:
+        InputError: the seed is no integer, or out of range.
+    """
+    check_seed(seed)
+    # Within a program, jax would compute the key in that program, which may be without 64-bit types.
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+        return jax.random.key(np.uint64(seed), impl=impl)
 
 
 def make_noise(config: ViTConfig, key: Array) -> tuple[Noise, Noise, Noise]:

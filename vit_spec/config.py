@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from vit_spec import bounded_json
-from vit_spec.errors import InputError, nearest, require
+from vit_spec.errors import InputError, nearest, require, require_type
 from vit_spec.parts import Attention, Head, Mlp, Norms, Pixels, Positions, Regularisation, Resampling, Tokens
 from vit_spec.typed_fields import check_types, coerce
 
@@ -317,6 +317,12 @@ FIELDS: tuple[str, ...] = tuple(
     for f in dataclasses.fields(ViTConfig)
     for name in ([f"{f.name}.{inner.name}" for inner in dataclasses.fields(PARTS[f.name])] if f.name in PARTS else [f.name])
 )
+
+
+def check_config(config: object) -> None:
+    """Raise InputError unless the argument is a config, and not, for example, the name of a model."""
+    name = config if isinstance(config, str) else "vit_b16"
+    require_type("config is", config, ViTConfig, example=f"vit_spec.get({name!r})")
 
 
 def coerce_field(name: str, value: Any) -> Any:

@@ -4,11 +4,9 @@ FLOPs cover matrix products, which grow with width^2 or tokens^2.  They leave ou
 activations, biases, positions, residuals): each is a small multiple of tokens * width, together about 1 % of the total.
 """
 
-import numbers
-import operator
 from dataclasses import dataclass
 
-from vit_spec.config import ViTConfig
+from vit_spec.config import ViTConfig, check_config, coerce_field
 from vit_spec.errors import InputError, nearest
 from vit_spec.params import Row, rows
 
@@ -53,7 +51,7 @@ def flops(config: ViTConfig, image_size: ImageSize | None = None) -> int:
         image_size: (height, width) in pixels, or the side of a square; None means the config's image size.
 
     Raises:
-        InputError: `config.grid_of` refuses the image size.
+        InputError: the image size is no integer and no pair of integers, or one that `config.grid_of` refuses.
     """
     patches, tokens = _count_patches_and_tokens(config, image_size)
     inner = config.num_heads * config.head_dim
@@ -104,7 +102,8 @@ def memory(
             positions, both twins store them.
 
     Raises:
-        InputError: the dtype is unknown, or `config.grid_of` refuses the image size.
+        InputError: the dtype is unknown; or the image size is no integer and no pair of integers, or one that
+            `config.grid_of` refuses.
     """
     if dtype not in ITEMSIZE:
         raise InputError(f"dtype is {dtype!r}: give one of {', '.join(ITEMSIZE)}{nearest(dtype, ITEMSIZE)}")
@@ -157,10 +156,9 @@ def _attention_arrays(config: ViTConfig, is_fused: bool) -> int:
 
 def _count_patches_and_tokens(config: ViTConfig, image_size: ImageSize | None) -> tuple[int, int]:
     """Return the number of patches and the number of tokens of an image."""
-    if image_size is None:
-        image_size = config.image_size
-    height, width = (image_size, image_size) if isinstance(image_size, (int, numbers.Integral)) else image_size
-    rows, columns = config.grid_of(operator.index(height), operator.index(width))  # exact, also from integers of numpy
+    check_config(config)
+    size = config.image_size if image_size is None else coerce_field("image_size", image_size)
+    rows, columns = config.grid_of(*size)
     return rows * columns, config.num_prefix + rows * columns
 
 

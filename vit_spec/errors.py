@@ -23,6 +23,27 @@ def require(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
+def require_type(subject: str, value: object, *types: type, example: str = "") -> None:
+    """Raise InputError unless an argument is an instance of one of the types.
+
+    Args:
+        subject: the argument and its verb, as the message begins: "config is".
+        value: the argument.
+        types: the types that it may have.
+        example: an expression of such a value, for the message.
+    """
+    if not isinstance(value, types):
+        found = repr(value) if value is None or isinstance(value, (str, int, float)) else f"a {_public_name(type(value))}"
+        expected = " or ".join(map(_public_name, types))
+        raise InputError(f"{subject} {found}: give a {expected}{example and f', such as {example}'}")
+
+
+def _public_name(cls: type) -> str:
+    """Return the name of a class with its package, as users import it: "vit_jax.Execution"."""
+    name = cls.__name__.rpartition(".")[2]  # that of jax.Array is "jaxlib._jax.Array"
+    return name if cls.__module__ == "builtins" else f"{cls.__module__.partition('.')[0]}.{name}"
+
+
 def nearest(name: object, names: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the most similar of `names`, or "" if none is similar.
 

@@ -14,9 +14,11 @@ So the number of an entry depends on its place alone: any process can compute th
 Words are compared as integers; thus models in float32 and in float64 drop the same entries.
 """
 
+import numbers
 from enum import IntEnum
 
 from vit_spec.config import ViTConfig
+from vit_spec.errors import require
 
 
 class Site(IntEnum):
@@ -39,6 +41,12 @@ class Site(IntEnum):
 
 
 SITES_PER_PART = 8  # more than there are sites, so that a new one does not change the numbers of the others
+
+
+def check_seed(seed: object) -> None:
+    """Raise InputError unless the seed of a key is an integer of 64 bits, from 0 up to 2^64 - 1."""
+    is_integer = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
+    require(is_integer and 0 <= seed < 2**64, f"seed is {seed!r}: give an integer from 0 up to 2^64 - 1")  # type: ignore[operator]
 
 
 def num_parts(config: ViTConfig) -> int:

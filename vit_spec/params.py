@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from vit_spec.config import ViTConfig
+from vit_spec.config import ViTConfig, check_config
 from vit_spec.initialisation import ONES, ZEROS, Law, lecun_normal, xavier_uniform
 from vit_spec.positions import TABLES
 
@@ -47,6 +47,7 @@ class Row:
 @lru_cache(maxsize=128)
 def rows(config: ViTConfig) -> dict[str, Row]:
     """Return all parameters of the model by name, in the order in which the forward pass of a pre-norm model uses them."""
+    check_config(config)
     by_name: dict[str, Row] = {}
     for name, axes, law, decays in _rows(config):
         axis_names = tuple(axes.split())

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from vit_spec import InputError, ViTConfig
+from vit_spec.config import check_config
+from vit_spec.errors import require_type
 from vit_spec.noise import Site
 from vit_torch.execution import Execution
 from vit_torch.linear import OPERATIONS, linear
@@ -38,6 +40,8 @@ class ViTModule(nn.Module):
     on_intermediate: Callable[[str, Tensor], Tensor] | None = None
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
+        check_config(config)
+        require_type("execution is", execution, Execution)
         super().__init__()
         self.config = config
         self.execution = execution
@@ -215,6 +219,7 @@ def at_least_float32(x: Tensor) -> torch.dtype:
 
 def check_images(images: Tensor, config: ViTConfig) -> None:
     """Raise InputError unless `images` is a batch of floating-point images that fits the config."""
+    require_type("images are", images, Tensor)
     expected, c = "(batch, channels, height, width)", config.in_channels
     if images.ndim != 4:
         raise InputError(f"images have shape {tuple(images.shape)}: expected {expected}; a single image is images[None]")

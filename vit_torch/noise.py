@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vit_spec import ViTConfig
 from vit_spec.errors import require
-from vit_spec.noise import SITES_PER_PART, Site, drop_path_rates, drop_threshold, num_parts
+from vit_spec.noise import SITES_PER_PART, Site, check_seed, drop_path_rates, drop_threshold, num_parts
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
@@ -114,7 +114,12 @@ def random_key(seed: int, *, device: torch.device | str | None = None) -> Tensor
     Args:
         seed: from 0 up to 2^64 - 1.  JAX ignores the upper 32 bits unless 64-bit types are enabled.
         device: where the key is, and where random numbers are computed: that of the model.
+
+    Raises:
+        vit_spec.InputError: the seed is no integer, or out of range.
     """
+    check_seed(seed)
+    seed = int(seed)  # integers of numpy have at most 64 bits
     words = torch.tensor([seed >> 32, seed & 0xFFFFFFFF], dtype=torch.int64, device=device)
     return words.int()
 

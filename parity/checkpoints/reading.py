@@ -27,6 +27,7 @@ from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.weights import Checkpoint, check_ignored_values, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
 from vit_spec.config import FIELDS
+from vit_spec.errors import require, require_type
 
 WEIGHTS_FILE = folders.RUN_FILE  # the weights in a run folder
 _FOLDER_FILES = ("model.safetensors", folders.FLAX_FILE)  # names of the weights in a folder that we write for a library
@@ -102,6 +103,7 @@ def build_checkpoint(
     """
     if isinstance(ignore, str):
         raise InputError(f"ignore is the text {ignore!r}, but a list of expressions was expected: give [{ignore!r}]")
+    require(isinstance(given, Mapping), f"given is {given!r}: give values by field name, such as {{'norms.eps': 1e-5}}")
     name = _stated_format(notes)
     _add_stored_table(notes, name)
     if own := _is_own(notes):
@@ -372,9 +374,10 @@ def resolve_path(source: StrPath) -> Path:
     A folder with the weights of a run and those of another library is that of the library that its config.json names.
 
     Raises:
-        InputError: the path does not exist; the message suggests the nearest name in the same folder, or says that the path
-            is a link to a missing file.
+        InputError: the argument is no path; or the path does not exist: the message suggests the nearest name in the same
+            folder, or says that the path is a link to a missing file.
     """
+    require_type("path is", source, str, PathLike)
     if str(source).startswith("hf://"):
         return hub.resolve(str(source))
     path = Path(source)

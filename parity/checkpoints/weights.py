@@ -14,6 +14,7 @@ from parity.checkpoints.columns import parameter_of
 from parity.checkpoints.formats import Format, get
 from parity.checkpoints.preprocessing import Preprocessing
 from vit_spec import InputError, ViTConfig
+from vit_spec.config import check_config
 
 Tree = Mapping[str, Any]  # key -> array, or nested; of numpy, jax or torch
 
@@ -157,7 +158,7 @@ def as_checkpoint(weights: Tree | Checkpoint, config: ViTConfig | None, format: 
     """Return `weights` if they are a checkpoint, otherwise a checkpoint of them, their config and their format.
 
     Raises:
-        InputError: a checkpoint together with a config, or weights without one.
+        InputError: a checkpoint together with a config, weights without one, or a config that is no `ViTConfig`.
     """
     if isinstance(weights, Checkpoint):
         if config is not None:
@@ -165,4 +166,5 @@ def as_checkpoint(weights: Tree | Checkpoint, config: ViTConfig | None, format: 
         return weights
     if config is None:
         raise InputError("weights alone do not say which model they belong to: give its config as the second argument")
+    check_config(config)
     return Checkpoint(config, format, flatten(weights, get(format)))

@@ -91,11 +91,11 @@ def compare(
         if value not in allowed:
             raise InputError(f"{name} is {value!r}: give one of {', '.join(allowed)}{nearest(value, allowed)}")
     audit = framework_settings.audit()
-    # float32, because float64 images would be rounded in some runs and not in others.
-    images = noise_images(config, seed) if images is None else np.asarray(images, np.float32)
     checkpoint = params if isinstance(params, Checkpoint) else as_checkpoint(params, config, "jax")
     if checkpoint.config != config:
         raise InputError("the checkpoint has another config than the one given: give checkpoint.config")
+    # float32, because float64 images would be rounded in some runs and not in others.
+    images = noise_images(config, seed) if images is None else np.asarray(images, np.float32)
     is_float64 = np.dtype(np.float64) in validate(checkpoint).values()
     inputs = PassInputs(checkpoint, images, seed, drop_path)
     comparison = _Comparison(inputs, dtype, is_float64, backward, strict, xla_options or {}, progress)

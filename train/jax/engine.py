@@ -36,6 +36,7 @@ from train.mesh import describe, images_per_device, replication_note
 from train.recipes import Recipe, Task
 from train.recipes.schedule import ema_step_size
 from vit_jax.compilation import fast_compile_options
+from vit_jax.noise import random_key
 from vit_spec import InputError, ViTConfig
 
 Metrics = dict[str, Array]
@@ -87,7 +88,7 @@ class JaxEngine:
         self._learning_rate = learning_rate
         self.mesh = sharding.make_mesh(recipe.mesh, config)
         images_per_device(recipe.batch_size, recipe.accumulate, self.mesh.shape)
-        self._seed_key = shared_key(recipe.seed) if recipe.rng == "shared" else jax.random.key(recipe.seed)
+        self._seed_key = shared_key(recipe.seed) if recipe.rng == "shared" else random_key(recipe.seed)
         execution, self._parts = self._choose_execution()
         self._model = vit_jax.ViT(config, execution)
         self._optimizer = make_optimizer(recipe.optimizer, config, self.mesh)
@@ -419,7 +420,7 @@ class JaxEngine:
 
 
 def shared_key(seed: int) -> Array:
-    """Return the key of a seed for `--rng shared`; `jax.random.key` ignores its upper half without 64-bit types.
+    """Return the key of a seed for `--rng shared`, whatever jax's default generator is.
 
     Raises:
         InputError: jax is set to draw other random numbers.
@@ -428,5 +429,4 @@ def shared_key(seed: int) -> Array:
         raise InputError(
             "--rng shared needs jax_threefry_partitionable, which is off: leave JAX_THREEFRY_PARTITIONABLE unset"
         )
-    words = jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    return random_key(seed, impl="threefry2x32")

@@ -89,7 +89,7 @@ def get(name: str) -> Format:
     Raises:
         InputError: the format or the variant is unknown; the message suggests the nearest name.
     """
-    format_name, _, variant = name.partition(":")
+    format_name, _, variant = str(name).partition(":")  # it may be None
     found = _FORMATS.get(format_name) or _DEFINED.get(format_name) or _VERSIONS.get(format_name)
     if found is None:
         base, _, version = format_name.partition("@")

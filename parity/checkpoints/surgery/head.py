@@ -10,6 +10,7 @@ from parity.checkpoints.conversion import parameter
 from parity.checkpoints.surgery.edit import Changed, apply_changes
 from parity.checkpoints.weights import Checkpoint, validate
 from vit_spec import InputError, rows
+from vit_spec.config import coerce_field
 from vit_spec.sampling import sample
 
 
@@ -69,8 +70,9 @@ def new_head(checkpoint: Checkpoint, num_classes: int, init: str | None = None, 
         seed: seed of the random numbers.
 
     Raises:
-        InputError: num_classes is not positive, or the distribution is unknown.
+        InputError: num_classes is not a positive integer, or the distribution is unknown.
     """
+    num_classes = coerce_field("num_classes", num_classes)
     if num_classes < 1:
         raise InputError(
             f"num_classes is {num_classes}: give the number of outputs, or remove the classifier with drop_head "

@@ -1,0 +1,119 @@
+"""Wrong arguments of public functions: each is refused in one line that names the argument and what to give."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+
+import parity
+import vit_jax
+import vit_spec
+import vit_torch
+from parity.checkpoints.reading import build_checkpoint
+from tests.twins import small_config
+from vit_spec import InputError
+
+CONFIG = small_config(vit_spec.get("vit_s16"))
+IMAGES = np.zeros((1, *CONFIG.image_size, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("make", "execution", "message"),
+    [
+        (vit_jax.ViT, vit_torch.Execution(), "execution is a vit_torch.Execution: give a vit_jax.Execution"),
+        (vit_torch.ViT, vit_jax.Execution(), "execution is a vit_jax.Execution: give a vit_torch.Execution"),
+        (vit_jax.ViT, None, "execution is None: give a vit_jax.Execution"),
+        (vit_torch.ViT, "float16", "execution is 'float16': give a vit_torch.Execution"),
+    ],
+    ids=["of torch", "of jax", "None", "a dtype"],
+)
+def test_execution_options_of_another_class_are_refused(make: Any, execution: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        make(CONFIG, execution)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("make", [vit_jax.ViT, vit_torch.ViT], ids=["jax", "torch"])
+def test_a_model_of_anything_but_a_config_is_refused(make: Callable[[Any], object]) -> None:
+    for config, message in {
+        "vit_ti16": "config is 'vit_ti16': give a vit_spec.ViTConfig, such as vit_spec.get('vit_ti16')",
+        CONFIG.norms: "config is a vit_spec.Norms: give a vit_spec.ViTConfig, such as vit_spec.get('vit_b16')",
+    }.items():
+        with pytest.raises(InputError) as error:
+            make(config)
+        assert str(error.value) == message
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "0", None, True])
+def test_a_seed_that_is_no_integer_of_64_bits_is_refused(seed: Any) -> None:
+    for use in (partial(vit_jax.init, CONFIG), vit_torch.random_key):
+        with pytest.raises(InputError) as error:
+            use(seed)
+        assert str(error.value) == f"seed is {seed!r}: give an integer from 0 up to 2^64 - 1"
+
+
+def test_unstacked_refuses_parameters() -> None:
+    with pytest.raises(InputError) as error:
+        vit_jax.unstacked({"blocks": {"attn": {}}})
+    assert str(error.value) == (
+        "'blocks' is a dict: give arrays by name, as vit_jax.intermediates(..., stacked=True) returns them"
+    )
+
+
+NO_CONFIG = "config is 'vit_ti16': give a vit_spec.ViTConfig, such as vit_spec.get('vit_ti16')"
+NO_MODEL = "model is a vit_spec.ViTConfig: give a vit_jax.ViT"
+NO_PIXELS = "pixels are None: give a vit_spec.Pixels, such as config.pixels"
+
+
+WRONG_CALLS: dict[str, tuple[Any, str]] = {
+    "rows": (lambda: vit_spec.rows("vit_ti16"), NO_CONFIG),
+    "count": (lambda: vit_spec.count("vit_ti16"), NO_CONFIG),
+    "flops": (lambda: vit_spec.flops("vit_ti16"), NO_CONFIG),
+    "memory": (lambda: vit_spec.memory("vit_ti16"), NO_CONFIG),
+    "init": (lambda: vit_jax.init("vit_ti16"), NO_CONFIG),
+    "nnx": (lambda: vit_jax.nnx("vit_ti16", {}), NO_CONFIG),
+    "compiler_options": (lambda: vit_jax.compiler_options("vit_ti16", 2), NO_CONFIG),
+    "to_jax": (lambda: parity.to_jax({}, "vit_ti16"), NO_CONFIG),
+    "compare": (lambda: parity.compare("vit_ti16", {}), NO_CONFIG),
+    "compile_forward": (lambda: vit_jax.compile_forward(CONFIG, {}, 1), NO_MODEL),
+    "intermediates": (lambda: vit_jax.intermediates(CONFIG, {}, IMAGES), NO_MODEL),
+    "attention_maps": (lambda: vit_jax.attention_maps(CONFIG, {}, IMAGES), NO_MODEL),
+    "image size": (lambda: vit_spec.memory(CONFIG, "1"), "image_size is '1': give 2 numbers, such as (224, 224)"),
+    "batch size": (lambda: vit_jax.compiler_options(CONFIG, "2"), "batch_size is '2': give an integer"),
+    "negative": (lambda: vit_jax.compiler_options(CONFIG, -5), "batch_size is -5: give a number of images"),
+    "images in jax": (
+        lambda: vit_jax.layers.check_images(IMAGES.tolist(), CONFIG),
+        "images are a list: give a jax.Array or numpy.ndarray",
+    ),
+    "images in torch": (lambda: vit_torch.ViT(CONFIG)(None), "images are None: give a torch.Tensor"),
+    "pixels in jax": (lambda: vit_jax.normalize(IMAGES, None), NO_PIXELS),
+    "pixels in torch": (lambda: vit_torch.normalize(torch.tensor(IMAGES), None), NO_PIXELS),
+    "array": (
+        lambda: vit_torch.normalize(IMAGES, CONFIG.pixels),
+        "images are a numpy.ndarray: give a torch.Tensor",
+    ),
+    "path": (lambda: parity.load(b"runs/tiny"), "path is a bytes: give a str or os.PathLike"),
+    "head": (lambda: parity.surgery.new_head(None, "x"), "num_classes is 'x': give an integer"),
+    "given": (
+        lambda: build_checkpoint(None, {}, None, "norms.eps=1", None, ()),
+        "given is 'norms.eps=1': give values by field name, such as {'norms.eps': 1e-5}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_a_wrong_argument_is_named_with_what_to_give(name: str) -> None:
+    call, message = WRONG_CALLS[name]
+    with pytest.raises(InputError) as error:
+        call()
+    assert str(error.value) == message
+
+
+def test_a_format_that_is_no_name_is_refused_with_the_names() -> None:
+    with pytest.raises(InputError, match=r"^unknown format 'None': give one of timm, "):
+        parity.checkpoints.formats.get(None)  # type: ignore[arg-type]
