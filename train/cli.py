@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parity.commands.parser import Parser
-from parity.terminal import print_error
+from parity.terminal import checked_stdout, print_error
 from train.loop.request import Request
 from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
 from train.recipes.fields import FieldError
@@ -79,10 +79,8 @@ def run_command(run: Callable[[], int]) -> int:
         The command's status; 2 for bad input; 130 after Ctrl-C; 141 if the reader of its output has ended.
     """
     try:
-        try:
+        with checked_stdout():
             return run()
-        finally:
-            sys.stdout.flush()  # so that its errors are caught here; Python's own flush at exit prints a traceback
     except FieldError as error:
         print_error(error.of_flag())
         return BAD_INPUT
@@ -94,7 +92,6 @@ def run_command(run: Callable[[], int]) -> int:
         print_error(f"the package {error.name} is not installed: pip install '.[{extra}]' in the checkout")
         return BAD_INPUT
     except BrokenPipeError:  # the reader of the output has ended, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
         remedy = "give this user access" if isinstance(error, PermissionError) else "make room"
