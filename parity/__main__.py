@@ -16,6 +16,7 @@ from parity.checkpoints.format_file import read_format
 from parity.checkpoints.formats import registered
 from parity.commands import checks, files
 from parity.commands.options import build_parser
+from parity.failed_imports import one_line_import_errors
 from parity.terminal import checked_stdout, print_error
 from vit_spec import InputError, nearest
 
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        with checked_stdout():
+        with checked_stdout(), one_line_import_errors():
             return _run(arguments)
     except BrokenPipeError:  # the reader of the output has ended, such as `head`
         return 128 + signal.SIGPIPE

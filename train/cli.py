@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parity.commands.parser import Parser
+from parity.failed_imports import one_line_import_errors
 from parity.terminal import checked_stdout, print_error
 from train.loop.request import Request
 from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
@@ -79,7 +80,7 @@ def run_command(run: Callable[[], int]) -> int:
         The command's status; 2 for bad input; 130 after Ctrl-C; 141 if the reader of its output has ended.
     """
     try:
-        with checked_stdout():
+        with checked_stdout(), one_line_import_errors():
             return run()
     except FieldError as error:
         print_error(error.of_flag())
