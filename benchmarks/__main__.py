@@ -26,6 +26,7 @@ import vit_spec
 from benchmarks import lines, plan, report, turns
 from benchmarks.machine import hardware, revision
 from benchmarks.peers import LIBRARIES, contestants
+from parity.terminal import checked_stdout
 from vit_spec import InputError, ViTConfig, nearest
 
 
@@ -48,7 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments: the command line without the program name; None means the arguments of this process.
     """
     try:
-        return _run(_parser().parse_args(arguments))
+        with checked_stdout():
+            return _run(_parser().parse_args(arguments))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,7 @@
 """The command line: python -m parity convert | inspect | check | diagnose | assert | golden | formats | models.
 
-Exit codes: 0 success, or the check passed; 1 the check failed; 2 invalid input; 130 interrupted; 143 ended by SIGTERM.
+Exit codes: 0 success, or the check passed; 1 the check failed; 2 invalid input; 130 interrupted; 141 the reader of the
+output has ended; 143 ended by SIGTERM.
 """
 
 import argparse
@@ -15,7 +16,8 @@ from parity.checkpoints.format_file import read_format
 from parity.checkpoints.formats import registered
 from parity.commands import checks, files
 from parity.commands.options import build_parser
-from parity.terminal import print_error
+from parity.failed_imports import one_line_import_errors
+from parity.terminal import checked_stdout, print_error
 from vit_spec import InputError, nearest
 
 # PyTorch and JAX raise different types of error, so out-of-memory errors are recognized by their message.
@@ -30,12 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-            hint = nearest(arguments[0], COMMANDS) or f": give one of {', '.join(COMMANDS)}"
-            raise InputError(f"unknown command {arguments[0]!r}{hint}")
-        args = build_parser(COMMANDS).parse_args(arguments)
-        with registered(*map(read_format, getattr(args, "format_file", ()))):
-            return COMMANDS[args.command](args)
+        with checked_stdout(), one_line_import_errors():
+            return _run(arguments)
+    except BrokenPipeError:  # the reader of the output has ended, such as `head`
+        return 128 + signal.SIGPIPE
     except (InputError, OSError) as error:
         print_error(error)
         return 2
@@ -46,6 +46,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _run(arguments: list[str]) -> int:
+    """Run the command that the arguments name."""
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        hint = nearest(arguments[0], COMMANDS) or f": give one of {', '.join(COMMANDS)}"
+        raise InputError(f"unknown command {arguments[0]!r}{hint}")
+    args = build_parser(COMMANDS).parse_args(arguments)
+    with registered(*map(read_format, getattr(args, "format_file", ()))):
+        return COMMANDS[args.command](args)
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

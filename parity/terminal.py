@@ -4,8 +4,11 @@ Names in files can contain escape sequences and bidirectional overrides, which a
 length.  All text is therefore made printable first: see `vit_spec.printable`.
 """
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console, JustifyMethod, OverflowMethod
@@ -36,6 +39,29 @@ class Terminal(Console):
         """Return printable text without control sequences.  Rich calls this method for every `str` that it prints."""
         safe = printable(text, keep="\n", max_length=MAX_MESSAGE_LENGTH)
         return Text(safe, style=style, justify=justify, overflow=overflow)
+
+
+@contextmanager
+def checked_stdout() -> Iterator[None]:
+    """Print any text to stdout, whatever its encoding, and flush it at the end; every command runs in this context.
+
+    Characters that the encoding of stdout lacks are printed as escapes.  Python does the same for stderr.
+
+    Raises:
+        OSError: stdout cannot be written, for example because the disk is full; the error names standard output.
+    """
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        try:
+            if sys.stdout is not None:  # as Python sets it where the process was started without stdout
+                sys.stdout.flush()
+        except OSError as error:
+            # The text is still in the buffer: Python's own flush at exit would print a traceback and change the exit code.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def console(*, stderr: bool = False) -> Terminal:

@@ -9,12 +9,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parity.commands.parser import Parser
-from parity.terminal import print_error
+from parity.failed_imports import one_line_import_errors
+from parity.terminal import checked_stdout, print_error
 from train.loop.request import Request
 from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
 from train.recipes.fields import FieldError
@@ -62,7 +64,8 @@ def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -
         request = parse_request(module, [argument for argument in arguments if argument != "--dry-run"])
         return fit(request._replace(dry_run="--dry-run" in arguments))
 
-    return run_command(run)
+    reads_only = {"--list", "--plan", "--check-data"} & {argument.partition("=")[0] for argument in arguments}
+    return run_command(run, framework=None if reads_only else module.rpartition(".")[2])
 
 
 def _check_alone(flag: str, others: Sequence[str]) -> None:
@@ -72,17 +75,17 @@ def _check_alone(flag: str, others: Sequence[str]) -> None:
             raise InputError(f"{flag} and {other} exclude each other: leave out one of them")
 
 
-def run_command(run: Callable[[], int]) -> int:
+def run_command(run: Callable[[], int], framework: str | None = None) -> int:
     """Run a command and return its exit status; print expected errors in one line, without a traceback.
+
+    framework: the package that the command will need, so that an error about another missing package names both.
 
     Returns:
         The command's status; 2 for bad input; 130 after Ctrl-C; 141 if the reader of its output has ended.
     """
     try:
-        try:
+        with checked_stdout(), one_line_import_errors():
             return run()
-        finally:
-            sys.stdout.flush()  # so that its errors are caught here; Python's own flush at exit prints a traceback
     except FieldError as error:
         print_error(error.of_flag())
         return BAD_INPUT
@@ -90,11 +93,14 @@ def run_command(run: Callable[[], int]) -> int:
         print_error(error)
         return BAD_INPUT
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get(str(error.name).partition(".")[0], "train")
-        print_error(f"the package {error.name} is not installed: pip install '.[{extra}]' in the checkout")
+        missing = [str(error.name)]
+        if framework and framework != error.name and find_spec(framework) is None:
+            missing.insert(0, framework)
+        extras = ",".join(dict.fromkeys(EXTRAS.get(name.partition(".")[0], "train") for name in missing))
+        are = f"packages {' and '.join(missing)} are" if len(missing) > 1 else f"package {missing[0]} is"
+        print_error(f"the {are} not installed: pip install '.[{extras}]' in the checkout")
         return BAD_INPUT
     except BrokenPipeError:  # the reader of the output has ended, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
         remedy = "give this user access" if isinstance(error, PermissionError) else "make room"

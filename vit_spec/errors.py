@@ -44,6 +44,11 @@ def _public_name(cls: type) -> str:
     return name if cls.__module__ == "builtins" else f"{cls.__module__.partition('.')[0]}.{name}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
 def nearest(name: object, names: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the most similar of `names`, or "" if none is similar.
 

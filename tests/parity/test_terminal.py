@@ -1,8 +1,11 @@
 """Names from files cannot control the terminal, and cannot fill it."""
 
+import io
 import json
+import os
 import re
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +13,11 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from parity.__main__ import main
+from parity.__main__ import COMMANDS, main
 from parity.checkpoints import containers
 from parity.terminal import Terminal, print_error, print_lines
 from tests import ROOT
+from train.cli import run_command
 from vit_spec import InputError
 from vit_spec.printable import printable
 
@@ -107,3 +111,41 @@ def test_no_other_module_prints_text():
         for line in re.findall(r"^.*(?<![\w.])print\(.*$", text, re.M):
             allowed = "json.dumps" in line or "list_recipes()" in line or "interrupted; what was saved" in line
             assert allowed or line.rstrip().endswith("print("), f"{path}: {line}"
+
+
+@pytest.fixture(params=["parity", "trainer"])
+def entry(request):
+    """Return a function that prints a text as a command does, and returns the exit code."""
+    if request.param == "trainer":
+        return lambda text: run_command(lambda: print(text) or 0)
+
+    def run(text):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(COMMANDS, "models", lambda args: print(text) or 0)
+            return main(["models"])
+
+    return run
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_character_that_stdout_cannot_encode_is_printed_as_an_escape(entry, errors, monkeypatch):
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "ascii", errors))
+    assert entry("3 × 4") == 0 and printed.getvalue() == b"3 \\xd7 4\n"
+
+
+def test_the_error_of_a_full_disk_names_standard_output_and_is_not_repeated_at_exit(entry, monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert entry("text") == 2
+    errors = capsys.readouterr().err
+    assert "standard output" in errors and "No space left on device" in errors and errors.count("\n") == 1
+
+
+def test_a_reader_that_has_ended_is_no_error(entry, monkeypatch, capsys):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert entry("text") == 141
+    assert capsys.readouterr().err == ""

@@ -6,6 +6,8 @@ from importlib import import_module
 
 import pytest
 
+from train import cli
+
 
 @pytest.mark.parametrize("trainer", ["jax", "torch"])
 def test_an_unexpected_error_in_one_of_several_processes_is_printed_and_ends_it_without_cleanup(
@@ -31,3 +33,22 @@ def test_an_unexpected_error_in_one_of_several_processes_is_printed_and_ends_it_
         module.command()
     errors = capsys.readouterr().err
     assert "Traceback" in errors and "RuntimeError: the model is broken" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--config", "tiny"], "packages jax and PIL are not installed: pip install '.[jax,train]'"),
+        (["--config", "tiny", "--check-data=a.csv"], "package PIL is not installed: pip install '.[train]'"),
+    ],
+)
+def test_an_error_about_a_missing_package_names_the_framework_that_is_missing_too(
+    arguments: list[str], what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def open_dataset(data: str, held_out: object) -> None:
+        raise ModuleNotFoundError("No module named 'PIL'", name="PIL")
+
+    monkeypatch.setattr("train.data.sources.open_dataset", open_dataset)
+    monkeypatch.setitem(sys.modules, "jax", None)
+    assert cli.main("train.jax", pytest.fail, arguments) == cli.BAD_INPUT
+    assert capsys.readouterr().err == f"error: the {what} in the checkout\n"

@@ -14,12 +14,12 @@ from typing import Any
 from parity.comparison.any_model.assertion import compare_models
 from parity.comparison.any_model.report import Report, UnequalWeightsError
 from parity.comparison.own_model.construct import (
-    first_line,
     import_attribute,
     prints_to_stderr,
     working_directory_on_path,
 )
 from vit_spec import InputError, nearest
+from vit_spec.errors import first_line
 
 _NAME = re.compile(r"(\w+(?:\.\w+)*)\s*:\s*(\w+(?:\.\w+)*)")
 _PARAMETERS = inspect.signature(compare_models).parameters

@@ -20,7 +20,7 @@ def framework_versions() -> dict[str, str]:
         import flax
         import jax
         import torch
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise InputError(f"assert_parity runs both frameworks, and {error.name} is not installed: pip install it") from None
     versions = {"jax": jax.__version__, "flax": flax.__version__, "torch": torch.__version__, "numpy": np.__version__}
     return {**versions, "python": platform.python_version(), "machine": platform.machine()}

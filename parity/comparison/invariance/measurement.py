@@ -96,7 +96,7 @@ def _make_runner(model: Any, params: Any) -> Runner:
         return TorchRunner(model)
     try:
         from flax import linen, nnx
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise InputError(f"the model is no torch.nn.Module, and {error.name} is not installed: pip install it") from None
     if isinstance(model, nnx.Module):
         if params is not None:

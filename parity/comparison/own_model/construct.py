@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_spec import InputError, nearest
+from vit_spec.errors import first_line
 
 _SMALL = 2_000_000  # parameters
 _FORM = "write it as package.module:Class or package.module:Class(image_size=32, depth=6)"
@@ -120,11 +121,6 @@ def few_threads(entries: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message."""
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
 def import_attribute(module_name: str, path: str, what: str) -> Any:

@@ -17,7 +17,7 @@ from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import StrPath, load
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.own_model.candidate import Candidate
-from parity.comparison.own_model.construct import Built, build, few_threads, first_line, working_directory_on_path
+from parity.comparison.own_model.construct import Built, build, few_threads, working_directory_on_path
 from parity.comparison.own_model.images import image_shapes
 from parity.comparison.own_model.model import ImageShape, OwnModel, Trace, as_float64
 from parity.comparison.own_model.options import Options
@@ -38,6 +38,7 @@ from parity.comparison.own_model.weights import (
 )
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import coerce_field
+from vit_spec.errors import first_line
 
 _SEED = 0
 _MAX_REFUSED = 3  # sizes of images

@@ -11,7 +11,7 @@ import numpy as np
 from parity.checkpoints.conversion import nest
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.scope import inner_jaxprs
-from parity.comparison.own_model.construct import Built, first_line
+from parity.comparison.own_model.construct import Built
 from parity.comparison.own_model.model import (
     FIXED_DTYPE,
     ImageShape,
@@ -23,6 +23,7 @@ from parity.comparison.own_model.model import (
     simple_settings,
 )
 from vit_spec import InputError
+from vit_spec.errors import first_line
 
 # Arguments of a forward pass that select inference, with the values for it.
 _INFERENCE = {"train": False, "training": False, "is_training": False, "deterministic": True, "use_running_average": True}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.layout import Array
-from parity.comparison.own_model.construct import Built, first_line, float64_by_default
+from parity.comparison.own_model.construct import Built, float64_by_default
 from parity.comparison.own_model.model import (
     FIXED_DTYPE,
     ImageShape,
@@ -19,6 +19,7 @@ from parity.comparison.own_model.model import (
     simple_settings,
 )
 from vit_spec import InputError
+from vit_spec.errors import first_line
 
 _SAME_VALUES = (
     "a table reads files as they are, so save dict(model.named_parameters()) of the loaded model with torch.save, and give "
