@@ -168,6 +168,8 @@ class Changed(nn.Module):
             self.attn, self.out = Projections(change), nn.Linear(WIDTH, WIDTH)
             if change == "conv1d":
                 self.fc, self.back = nn.Conv1d(WIDTH, HIDDEN, 1), nn.Conv1d(HIDDEN, WIDTH, 1)
+            elif change == "value before gate":
+                self.fc, self.back = nn.Linear(WIDTH, 2 * HIDDEN), nn.Linear(HIDDEN, WIDTH)
             else:
                 self.fc, self.back = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
             self.drop_path = DropPath(0.1)
@@ -190,6 +192,9 @@ class Changed(nn.Module):
             y = y.permute(0, 2, 3, 1).reshape(b, t, c) if change == "dim head" else y.transpose(1, 2).reshape(b, t, c)
             x = x + self.drop_path(self.out(y))
             y = self.ln_2(x)
+            if change == "value before gate":
+                value, gate = self.fc(y).chunk(2, dim=-1)
+                return x + self.drop_path(self.back(value * F.silu(gate)))
             y = self.back(F.gelu(self.fc(y.mT))).mT if change == "conv1d" else self.back(F.gelu(self.fc(y)))
             return x + self.drop_path(y)
 

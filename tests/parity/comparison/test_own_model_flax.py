@@ -58,7 +58,11 @@ STRANGERS = {
         "set: head.pool_prefix=True",
     ],
     f"{MORE}:NnxPlain": ["blocks/{block}/attn/{qkv}/kernel | width head dim", "set: mlp.activation=gelu_tanh"],
-    f"{MORE}:Attending(rotary=True)": ["set: positions.rotary=eva", "set: positions.rotary_grid=None"],
+    f"{MORE}:Attending(rotary=True, gated=True)": [
+        "set: positions.rotary=eva",
+        "set: positions.rotary_grid=None",
+        "blocks.mlp.fc1.weight[glu=0] | block{block}/up/kernel | width (ff glu=1)",
+    ],
 }
 
 

@@ -66,6 +66,10 @@ PROVEN = {
     f"{MORE}:Changed('values first')": [
         "blocks.attn.qkv.weight[qkv=2] | layers.{block}.attn.to_qkv.weight | (qkv=0 head dim) width"
     ],
+    f"{MORE}:Changed('value before gate')": [
+        "blocks.mlp.fc1.weight[glu=0] | layers.{block}.fc.weight | (glu=1 ff) width",
+        "blocks.mlp.fc1.bias[glu=1] | layers.{block}.fc.bias | (glu=0 ff)",
+    ],
     f"{MORE}:Changed('positions of patches, class token last')": [
         "pos_embed | pos | 1 token width",
         "set: head.pool=token",
