@@ -9,7 +9,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.pixels import NORMALIZATIONS
-from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, Stage
+from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, SUM, Stage
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 
 _MAX_TRIED = 20  # hypotheses on attention for each normalization
@@ -36,6 +36,12 @@ class Explanations:
         """
         if stage is STEM:
             return self._of_stem(candidate)
+        if stage is SUM:
+            return (
+                "its MLP does not read the output of attention: are the blocks parallel?",
+                "parallel blocks of ViTConfig have one norm: in a copy of the class and of the checkpoint, multiply "
+                "the weights of both norms into the layers that read them, likewise the biases, and leave one norm",
+            )
         if stage is ATTENTION and depends_on_order:
             detail = (
                 "it depends on the order of the patches, but not as rotary positions do, which are the only ones within "

@@ -113,6 +113,8 @@ REFUSED = {
     f"{MORE}:Changed('temperature of heads')": r"no place for \[layers.\{block\}.temperature \(4, 1, 1\)\]",
     f"{MORE}:Changed('float32')": r"computes an array \(2, 4, 25, 25\) in float32; .* without .float\(\)",
     f"{MORE}:Changed('gelu in the head')": "ViTConfig has tanh after fc.0.weight: is there another activation",
+    f"{MORE}:Changed('grouped queries')": "attention of the first block cannot be expressed: layers.0.attn.to_kv.weight",
+    f"{MORE}:Changed('parallel')": "the sum of attention and MLP differs by .*: its MLP does not read the output",
     f"{MORE}:Probabilities": "its output is probabilities, and that of ViTConfig logits; let a subclass return",
     f"{MORE}:Probabilities(logarithm=True)": "its output is log-probabilities",
     f"{MORE}:Tutorial": r"q_mappings.0.weight \(16, 16\) has no dimension of the width 64, which each layer",
