@@ -9,7 +9,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.pixels import NORMALIZATIONS
-from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, SUM, Stage
+from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, STEM_REMEDY, SUM, Stage
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 
 _MAX_TRIED = 20  # hypotheses on attention for each normalization
@@ -86,7 +86,7 @@ class Explanations:
                 )
         if "pre_logits.weight" in leaves:
             return f"ViTConfig has tanh after {leaves['pre_logits.weight'].key}: is there another activation?", REMEDY
-        return "", REMEDY
+        return "", STEM_REMEDY
 
     def _agree(self, candidates: Iterable[Candidate], stage: Stage, change: Change) -> bool:
         """Return whether one of some candidates agrees after a change of its weights."""

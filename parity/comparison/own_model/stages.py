@@ -23,8 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 
 REMEDY = (
-    "state what is known with --set FIELD=VALUE, or write a table by hand, such as the one that `python -m parity formats "
-    "--show torch` prints"
+    "state what is known with --set FIELD=VALUE, or, if ViTConfig has what the class computes, write a table by hand, "
+    "such as the one that `python -m parity formats --show torch` prints"
+)
+STEM_REMEDY = (
+    "state what is known with --set FIELD=VALUE; no table has a factor of positions, or a class token that is only a row "
+    "of them: in a copy of the class and of the checkpoint, multiply the factor into them, or add a class token of zeros"
 )
 HEADS_REMEDY = "give --set num_heads=N"
 GROUPED_REMEDY = "in a copy of the class and of the checkpoint, repeat keys and values for all queries that share them"
