@@ -42,7 +42,7 @@ from parity.checkpoints.columns import SPLIT_AXES, Piece, check_pieces, paramete
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.formats import Fields, Format, get, register
 from parity.checkpoints.formats.behaviour import common_behaviour
-from parity.checkpoints.formats.format import PROJECTION, Definition
+from parity.checkpoints.formats.format import PROJECTION, Definition, Evidence
 from parity.checkpoints.layout import FIXED_SIZES, KERAS_GROUPS, NNX_VALUES, Layout, Spellings
 from vit_spec import InputError, nearest
 from vit_spec.config import coerce_field
@@ -168,10 +168,18 @@ def parse_format(text: str, source: str, default_name: str = "") -> Format:
         spellings=spellings,
         constraints={each: (value,) for each, value in fields.items()},  # one allowed value, which may itself be a tuple
         read_config=lambda evidence: fields,
-        assumed_behaviour=(lambda evidence: {}) if proven else common_behaviour,
+        assumed_behaviour=(lambda evidence: {}) if proven else _assumed_behaviour,
         recognises=lambda evidence: True,
         definition=definition,
     )
+
+
+def _assumed_behaviour(evidence: Evidence) -> dict[str, str]:
+    """Return the assumptions about a model whose lines are not proven: they say where the gate is, in any order."""
+    found = dict(common_behaviour(evidence))
+    if "MLP gate" in found:
+        found["MLP gate"] = "SiLU of glu=0"
+    return found
 
 
 def _own_text(name: str, spellings: Spellings, fields: dict[str, Any], table: str, proven: str) -> str:

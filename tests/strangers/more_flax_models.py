@@ -86,10 +86,11 @@ class NnxPlain(nnx.Module):
 
 
 class AttendingBlock(linen.Module):
-    """`jax.nn.dot_product_attention`, or scores and a softmax."""
+    """`jax.nn.dot_product_attention`, or scores and a softmax; an MLP with GELU, or a gated one with interleaved halves."""
 
     fused: bool
     rotary: bool = False
+    gated: bool = False
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
@@ -103,8 +104,9 @@ class AttendingBlock(linen.Module):
             scores = jnp.einsum("bthd,bshd->bhts", q, k) / jnp.sqrt(q.shape[-1])
             y = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), v)
         x = x + linen.DenseGeneral(WIDTH, axis=(-2, -1), name="out")(y)
-        y = linen.Dense(HIDDEN, name="up")(linen.LayerNorm()(x))
-        return x + linen.Dense(WIDTH, name="down")(linen.gelu(y, approximate=False))
+        y = linen.Dense((1 + self.gated) * HIDDEN, name="up")(linen.LayerNorm()(x))
+        y = y[..., ::2] * linen.silu(y[..., 1::2]) if self.gated else linen.gelu(y, approximate=False)
+        return x + linen.Dense(WIDTH, name="down")(y)
 
 
 def rotate(x: Array) -> Array:
@@ -122,6 +124,7 @@ class Attending(linen.Module):
 
     fused: bool = False
     rotary: bool = False
+    gated: bool = False
     image_size: tuple[int, int] = IMAGE
     num_heads: int = HEADS
 
@@ -131,5 +134,5 @@ class Attending(linen.Module):
         if not self.rotary:
             x = x + self.param("positions", linen.initializers.normal(1.0), (CELLS, WIDTH))
         for n in range(2):
-            x = AttendingBlock(self.fused, self.rotary, name=f"block{n}")(x)
+            x = AttendingBlock(self.fused, self.rotary, self.gated, name=f"block{n}")(x)
         return linen.Dense(CLASSES)(linen.LayerNorm()(x.mean(1)))

@@ -123,6 +123,8 @@ class Projections(nn.Module):
             self.to_qkv = nn.Conv1d(WIDTH, 3 * WIDTH, 1, bias=False)
         elif style in ("head first", "dim head", "values first"):
             self.to_qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        elif style == "grouped queries":
+            self.to_q, self.to_kv = (nn.Linear(WIDTH, WIDTH) for _ in range(2))
         else:
             self.to_q, self.to_k, self.to_v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
@@ -138,6 +140,9 @@ class Projections(nn.Module):
             return self.to_qkv(x.mT).mT.reshape(b, t, 3, HEADS, DIM).permute(2, 0, 3, 1, 4)
         if style == "head first":
             return self.to_qkv(x).reshape(b, t, HEADS, 3, DIM).permute(3, 0, 2, 1, 4)
+        if style == "grouped queries":
+            kv = self.to_kv(x).reshape(b, t, 2, HEADS // 2, DIM).permute(2, 0, 3, 1, 4).repeat_interleave(2, dim=2)
+            return self.to_q(x).reshape(b, t, HEADS, DIM).transpose(1, 2), *kv
         if style == "values first":
             v, q, k = self.to_qkv(x).chunk(3, dim=-1)
             return (each.unflatten(-1, (HEADS, DIM)).transpose(1, 2) for each in (q, k, v))
@@ -165,9 +170,15 @@ class Changed(nn.Module):
             super().__init__()
             self.change = change
             self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-            self.attn, self.out = Projections(change), nn.Linear(WIDTH, WIDTH)
+            self.attn, out = Projections(change), nn.Linear(WIDTH, WIDTH)
+            if change == "grouped queries":  # all layers of attention are in one module, as is usual
+                self.attn.out = out
+            else:
+                self.out = out
             if change == "conv1d":
                 self.fc, self.back = nn.Conv1d(WIDTH, HIDDEN, 1), nn.Conv1d(HIDDEN, WIDTH, 1)
+            elif change == "value before gate":
+                self.fc, self.back = nn.Linear(WIDTH, 2 * HIDDEN), nn.Linear(HIDDEN, WIDTH)
             else:
                 self.fc, self.back = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
             self.drop_path = DropPath(0.1)
@@ -178,6 +189,8 @@ class Changed(nn.Module):
                 self.temperature = nn.Parameter(torch.ones(HEADS, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
+            if self.change == "parallel":
+                return x + self.drop_path(self.attend(x)) + self.drop_path(self.feed(x))
             branches = (self.attend, self.feed)
             for branch in branches[::-1] if self.change == "mlp first" else branches:
                 x = x + self.drop_path(branch(x))
@@ -195,10 +208,13 @@ class Changed(nn.Module):
             scores = scores.float() if change == "float32" else scores
             y = scores.softmax(-1).to(v.dtype) @ v
             y = y.permute(0, 2, 3, 1).reshape(b, t, c) if change == "dim head" else y.transpose(1, 2).reshape(b, t, c)
-            return self.ln_3(self.out(y))
+            return self.ln_3(self.attn.out(y) if change == "grouped queries" else self.out(y))
 
         def feed(self, x: Tensor) -> Tensor:
             y = self.ln_2(x)
+            if self.change == "value before gate":
+                value, gate = self.fc(y).chunk(2, dim=-1)
+                return self.back(value * F.silu(gate))
             return self.back(F.gelu(self.fc(y.mT))).mT if self.change == "conv1d" else self.back(F.gelu(self.fc(y)))
 
     def __init__(

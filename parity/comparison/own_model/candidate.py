@@ -15,6 +15,12 @@ Dims = tuple[tuple[str, ...], ...]  # for each dimension of an array, the axes m
 
 _NOT_OF_CONFIG = ("inner", "pool_inner", "token_mean", "output_axes")  # facts that are no fields
 _MAX_LAYOUTS = 48  # of one parameter
+# Axes of arrays whose indices may be in another order -> the beginnings of the rows that have them, and their axis there.
+_ORDERED = {
+    "qkv": (("blocks.attn.qkv.",), "qkv"),
+    "kv": (("blocks.attn.qkv.",), "qkv"),
+    "glu": (("blocks.mlp.fc1.", "attn_pool.mlp.fc1."), "glu"),
+}
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,7 @@ class Candidate:
         depth: the number of blocks.
         dims: row, or piece of one -> the axes of the dimensions of its arrays, where they are chosen already; else they are
             the likeliest.
-        orders: "qkv" or "kv" -> the index that each index of this axis has in the arrays, if their order is not ours.
+        orders: an axis of `_ORDERED` -> the index that each index of it has in the arrays, if their order is not ours.
     """
 
     roles: Roles
@@ -48,8 +54,8 @@ class Candidate:
         return replace(self, dims={**self.dims, name: dims})
 
     def with_order(self, axis: str, order: tuple[int, ...]) -> "Candidate":
-        """Return the candidate with another order of queries, keys and values, or of keys and values, in arrays."""
-        return replace(self, orders={axis: order})
+        """Return the candidate with another order of the indices of an axis of `_ORDERED` in arrays."""
+        return replace(self, orders={**self.orders, axis: order})
 
     @cached_property
     def config(self) -> ViTConfig:
@@ -88,9 +94,10 @@ class Candidate:
     def _in_order(self, piece: Piece, layout: Layout) -> dict[str, Layout]:
         """Return the layout of a piece, or the layouts of its single indices if their order in the array is not ours."""
         for axis, order in self.orders.items():
-            if axis in {each.name for each in layout.array_axes} and piece.parameter.startswith("blocks.attn.qkv."):
+            names, parameter_axis = _ORDERED[axis]
+            if axis in {each.name for each in layout.array_axes} and piece.parameter.startswith(names):
                 return {
-                    str(Piece(piece.parameter, "qkv", piece.start + n)): layout.cut(axis, stored, None)
+                    str(Piece(piece.parameter, parameter_axis, piece.start + n)): layout.cut(axis, stored, None)
                     for n, stored in enumerate(order)
                 }
         return {str(piece): layout}

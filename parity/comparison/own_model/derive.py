@@ -89,6 +89,7 @@ def derive_table(
 
     The class and its forward pass are executed.  Both models run in float64 on CPU, the class in inference mode:
     outputs and gradients of all parameters must agree to 1e-12, with the weights of the checkpoint and with random ones.
+    If the weights of the checkpoint amplify rounding errors, the tolerance with them is a few times the measured errors.
 
     Args:
         like: "package.module:Class", with arguments if it needs some: "my_models.vit:ViT(image_size=32, depth=6)"; the

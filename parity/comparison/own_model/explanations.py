@@ -11,7 +11,7 @@ from parity.comparison.diagnosis.weight_hypotheses import rotary_orders
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.pixels import NORMALIZATIONS
-from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, Stage
+from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, STEM_REMEDY, SUM, Stage
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 
 _MAX_TRIED = 20  # hypotheses on attention for each normalization
@@ -39,6 +39,12 @@ class Explanations:
         """
         if stage is STEM:
             return self._of_stem(candidate)
+        if stage is SUM:
+            return (
+                "its MLP does not read the output of attention: are the blocks parallel?",
+                "parallel blocks of ViTConfig have one norm: in a copy of the class and of the checkpoint, multiply "
+                "the weights of both norms into the layers that read them, likewise the biases, and leave one norm",
+            )
         if stage is ATTENTION and depends_on_order:
             return self._of_rotation(candidate)
         if stage is ATTENTION:  # a class token sees the patches through attention alone
@@ -100,7 +106,7 @@ class Explanations:
                 )
         if "pre_logits.weight" in leaves:
             return f"ViTConfig has tanh after {leaves['pre_logits.weight'].key}: is there another activation?", REMEDY
-        return "", REMEDY
+        return "", STEM_REMEDY
 
     def _agree(self, candidates: Iterable[Candidate], stage: Stage, change: Change) -> bool:
         """Return whether one of some candidates agrees after a change of its weights."""

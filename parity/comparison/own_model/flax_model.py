@@ -10,7 +10,9 @@ import numpy as np
 
 from parity.checkpoints.conversion import nest
 from parity.checkpoints.layout import Array
-from parity.comparison.any_model.trace.scope import inner_jaxprs
+from parity.comparison.any_model.trace.jaxpr import Evaluator
+from parity.comparison.any_model.trace.scope import Scope, inner_jaxprs
+from parity.comparison.monte_carlo_arithmetic import perturb_array
 from parity.comparison.own_model.construct import Built
 from parity.comparison.own_model.model import (
     FIXED_DTYPE,
@@ -29,6 +31,13 @@ from vit_spec.errors import first_line
 _INFERENCE = {"train": False, "training": False, "is_training": False, "deterministic": True, "use_running_average": True}
 # A float64 run is executed a few times, so compiling it quickly matters more than its speed.
 QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+# Operations that round their results; one that is missing here makes the measured rounding errors smaller.
+_ROUNDED = frozenset(
+    "add add_any sub mul div dot_general conv_general_dilated reduce_sum cumsum exp exp2 expm1 log log1p logistic tanh erf "
+    "erfc sqrt rsqrt square integer_pow pow sin cos".split()
+)
 
 
 class FlaxModel(OwnModel):
@@ -53,16 +62,32 @@ class FlaxModel(OwnModel):
 
     def gradients(self, weights: Weights, images: Array, target: Array) -> tuple[Array, dict[str, Array]]:
         import jax
-        import jax.numpy as jnp
 
-        def loss(weights: Any, images: Any, target: Any) -> Any:
-            output = self._output(weights, images)
-            return jnp.square(output - target).mean(), output
-
-        step = jax.grad(loss, has_aux=True)
+        step = jax.grad(self._loss, has_aux=True)
         found, output = self._execute("gradients", step, weights, images, target)
         unused = set(weights) - set(self.trace(weights, images).order)
         return np.asarray(output), {key: np.asarray(each) for key, each in found.items() if key not in unused}
+
+    def perturbed_gradients(
+        self, weights: Weights, images: Array, target: Array, seed: int
+    ) -> tuple[Array, dict[str, Array]]:
+        import jax
+        import jax.numpy as jnp
+
+        with exact_jax():
+            arguments = (*self._arguments(weights, images), jnp.asarray(target))
+            step = jax.make_jaxpr(jax.grad(self._loss, has_aux=True), return_shape=True)
+            closed, shape = self._guarded(lambda: step(*arguments))
+            with jax.disable_jit():  # scans run step by step, so that each has perturbations of its own
+                found = _PerturbedOperands(seed).run(closed, jax.tree.leaves(arguments), Scope())
+        gradients, output = jax.tree.unflatten(jax.tree.structure(shape), found)
+        return np.asarray(output), {key: np.asarray(each) for key, each in gradients.items()}
+
+    def _loss(self, weights: Any, images: Any, target: Any) -> Any:
+        import jax.numpy as jnp
+
+        output = self._output(weights, images)
+        return jnp.square(output - target).mean(), output
 
     def trace(self, weights: Weights, images: Array) -> Trace:
         import jax
@@ -205,6 +230,25 @@ class NnxModel(FlaxModel):
         state = nnx.from_flat_state(flat)
         model = nnx.merge(self._graph, state, self._rest)
         return model(images, **self._flags)
+
+
+class _PerturbedOperands(Evaluator):
+    """Evaluates a jaxpr with random perturbations of the operands of the operations that round."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(exact=False)
+        self._rng = np.random.default_rng(seed)
+
+    def bind(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        if equation.primitive.name in _ROUNDED:
+            values = [self._perturb(value) for value in values]
+        return self.operation(equation, values)
+
+    def _perturb(self, value: Any) -> Any:
+        import jax.numpy as jnp
+
+        is_float = jnp.issubdtype(jnp.result_type(value), jnp.floating)
+        return jnp.asarray(perturb_array(np.asarray(value), "float64", self._rng)) if is_float else value
 
 
 @contextmanager

@@ -114,6 +114,17 @@ class OwnModel(ABC):
         """
 
     @abstractmethod
+    def perturbed_gradients(
+        self, weights: Weights, images: Array, target: Array, seed: int
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return what `gradients` does, with random perturbations of the operands of operations.
+
+        See `parity.comparison.monte_carlo_arithmetic`.
+
+        seed: seed of the perturbations.
+        """
+
+    @abstractmethod
     def trace(self, weights: Weights, images: Array) -> Trace:
         """Return the operations of a forward pass."""
 

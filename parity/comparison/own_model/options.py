@@ -91,8 +91,10 @@ class Options:
         for kind in ["swiglu"] if gated else self._of("mlp.activation", self._activations()):
             chosen = candidate.with_fields(mlp__activation=kind)
             words = chosen.roles.words.get("glu", ())
-            for order in permutations(words):
-                ordered = chosen.with_words("glu", order) if words else chosen
+            orders = [chosen.with_words("glu", order) for order in permutations(words)] if words else [chosen]
+            if gated and not words:  # the values may come before the gate in their array
+                orders.append(chosen.with_order("glu", (1, 0)))
+            for ordered in orders:
                 for each in _layouts(ordered, ("blocks.mlp.fc1.weight", "blocks.mlp.fc2.weight")):
                     yield _follow(each, "blocks.mlp.fc1.weight", ("blocks.mlp.fc1.bias",))
 

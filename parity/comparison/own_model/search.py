@@ -15,7 +15,17 @@ from parity.comparison.own_model.explanations import Change, Explanations
 from parity.comparison.own_model.model import FIXED_DTYPE, OwnModel
 from parity.comparison.own_model.options import MAX_CANDIDATES, Options
 from parity.comparison.own_model.pixels import Normalization
-from parity.comparison.own_model.stages import ALL, ATTENTION, HEADS_REMEDY, POOL, STAGES, Failure, Stage
+from parity.comparison.own_model.stages import (
+    ALL,
+    ATTENTION,
+    GROUPED_REMEDY,
+    HEADS_REMEDY,
+    POOL,
+    STAGES,
+    SUM,
+    Failure,
+    Stage,
+)
 from parity.comparison.own_model.twin import Twin
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import InputError
@@ -69,12 +79,18 @@ class Search:
         steps: list[list[Callable[[Candidate], Iterable[Candidate]]]] = [
             [options.stem_and_head, options.epsilons],
             [options.mlp],
+            [lambda found: [found]],
             [self._attention],
             [options.patches],
             [lambda found: [found]],
             [options.pooling],
         ]
         for number, generators in enumerate(steps):
+            if STAGES[number] is SUM and "blocks.attn.proj.bias" not in candidate.roles.leaves:
+                continue
+            if STAGES[number] is ATTENTION and (key := self._grouped_layer(candidate)):
+                detail = f"{key} is a layer of keys and values of fewer heads than queries have (grouped queries)"
+                return Failure(number, np.inf, 0, detail, GROUPED_REMEDY)
             start, best, tried = candidate, (np.inf, candidate), 0
             for generate in generators:
                 for each in generate(best[1] if generate == options.epsilons else start):
@@ -98,6 +114,33 @@ class Search:
             yield from options.rotary(candidate)
         if not matters:
             yield from options.value_skip(candidate)
+
+    def _grouped_layer(self, candidate: Candidate) -> str:
+        """Return the key of a layer of keys and values if attention has three equal layers and grouped queries; else "".
+
+        Such a layer may be as large as that of the queries, and be taken for one of keys beside one of values.  Without
+        values, or without an output projection, the two other layers have no effect; without keys, the values have one.
+        """
+        layouts = {name: each for name, each in candidate.column.items() if name.startswith("blocks.attn.qkv.")}
+        if candidate.config.attention.proj or any("qkv" not in each.key_axes for each in layouts.values()):
+            return ""
+        layers = [
+            {
+                name: [key for key, indices in each.indexed_keys(candidate.config.sizes, {}) if indices["qkv"] == n]
+                for name, each in layouts.items()
+            }
+            for n in range(3)
+        ]
+        first, _ = self._muted(candidate, ATTENTION)
+        images, silent = self._flat_images(candidate.config.patch_size), []
+        for layer in layers:
+            weights = {**first, **{key: np.zeros_like(first[key]) for keys in layer.values() for key in keys}}
+            others = [key for each in layers if each is not layer for key in each["blocks.attn.qkv.weight"]]
+            changed = {**weights, **{key: -2 * weights[key] for key in others}}
+            outputs = [self._model.run(each, images) for each in (weights, changed)]
+            if ErrorNorms.of(*outputs).relative_rms() <= FLOAT64_TOLERANCE:
+                silent.append(layer["blocks.attn.qkv.weight"][0])
+        return silent[0] if len(silent) > 1 else ""
 
     def _depends_on_order(self, candidate: Candidate) -> bool:
         """Return whether the output of the first block changes with the order of the patches, without learned positions.

@@ -5,12 +5,13 @@ nothing.  What is left is decided first, then one block, then all:
 
 1. blocks off: pooling, norms, epsilon, positions, tokens, classifier
 2. the MLP of the first block: activation, layouts
-3. attention of the first block: heads, layouts of queries, keys and values, scale, rotary embeddings
-4. the order of the entries of a patch
-5. all blocks
-6. attention pooling: heads, layouts
+3. whether that MLP reads the output of attention, which is a bias alone: few hypotheses, before the many of the next stage
+4. attention of the first block: heads, layouts of queries, keys and values, scale, rotary embeddings
+5. the order of the entries of a patch
+6. all blocks
+7. attention pooling: heads, layouts
 
-All pixels of a patch are equal until the fourth stage, so that the order of its entries has no effect.  That stage needs
+All pixels of a patch are equal until the fifth stage, so that the order of its entries has no effect.  That stage needs
 attention, because a class token sees the patches through it alone.
 
 Every stage must agree in float64 on random weights before the next one begins.  In this way the number of hypotheses is
@@ -22,10 +23,15 @@ from dataclasses import dataclass
 import numpy as np
 
 REMEDY = (
-    "state what is known with --set FIELD=VALUE, or write a table by hand, such as the one that `python -m parity formats "
-    "--show torch` prints"
+    "state what is known with --set FIELD=VALUE, or, if ViTConfig has what the class computes, write a table by hand, "
+    "such as the one that `python -m parity formats --show torch` prints"
+)
+STEM_REMEDY = (
+    "state what is known with --set FIELD=VALUE; no table has a factor of positions, or a class token that is only a row "
+    "of them: in a copy of the class and of the checkpoint, multiply the factor into them, or add a class token of zeros"
 )
 HEADS_REMEDY = "give --set num_heads=N"
+GROUPED_REMEDY = "in a copy of the class and of the checkpoint, repeat keys and values for all queries that share them"
 _ATTENTION = ("blocks.attn.qkv.", "blocks.attn.proj.", "blocks.attn.q_bias", "blocks.attn.v_bias")
 _MLP = ("blocks.mlp.fc",)
 _NORM_BIASES = ("blocks.norm1.bias", "blocks.norm2.bias", "blocks.attn.norm.bias", "blocks.mlp.norm.bias")
@@ -49,11 +55,12 @@ POOL = ("attn_pool.q", "attn_pool.mlp.fc")  # without them, attention pooling is
 ALL = (*_ATTENTION, *_MLP, *_NORM_BIASES, *POOL)
 STEM = Stage("positions, norms, pooling and classifier", ALL, ALL)
 MLP = Stage("the MLP of the first block", (*_ATTENTION, "blocks.attn.norm.bias", *POOL), ALL)
+SUM = Stage("the sum of attention and MLP", ("blocks.attn.proj.weight", *POOL), ALL)
 ATTENTION = Stage("attention of the first block", POOL, ALL)
 PATCHES = Stage("the projection of patches", POOL, ALL, flat=False)
 EVERYTHING = Stage("the blocks together", POOL, POOL, flat=False)
 POOLING = Stage("attention pooling", (), (), flat=False)
-STAGES = (STEM, MLP, ATTENTION, PATCHES, EVERYTHING, POOLING)
+STAGES = (STEM, MLP, SUM, ATTENTION, PATCHES, EVERYTHING, POOLING)
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class Failure:
         return self.stage, bool(self.detail), -self.difference
 
     def __str__(self) -> str:
-        agree = [each.what for each in STAGES[: self.stage]]
+        agree = [each.what for each in STAGES[: self.stage] if each is not SUM]  # which needs a bias
         before = f"{', '.join(agree)} agree, but " if agree else ""
         what = STAGES[self.stage].what
         if self.difference == np.inf:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.layout import Array
+from parity.comparison.monte_carlo_arithmetic import perturb_operands
 from parity.comparison.own_model.construct import Built, float64_by_default
 from parity.comparison.own_model.model import (
     FIXED_DTYPE,
@@ -101,6 +102,12 @@ class TorchModel(OwnModel):
         return output.detach().numpy(), {
             key: gradient.numpy() for key, gradient in zip(tensors, found, strict=True) if gradient is not None
         }
+
+    def perturbed_gradients(
+        self, weights: Weights, images: Array, target: Array, seed: int
+    ) -> tuple[Array, dict[str, Array]]:
+        with perturb_operands("float64", seed):
+            return self.gradients(weights, images, target)
 
     def trace(self, weights: Weights, images: Array) -> Trace:
         from torch.utils._python_dispatch import TorchDispatchMode

@@ -235,6 +235,8 @@ def test_an_activation_that_contradicts_a_gated_mlp_is_refused(tmp_path: Path, t
     with formats.registered(read_format(table)):
         config = CONFIG.replace(mlp={"activation": "swiglu"})
         arrays = {key: np.array(array) for key, array in arrays_of(config, "lab").items()}
+        assumed = parity.load(save(tmp_path / "a.safetensors", arrays), given=GIVEN).assumed
+        assert [each.value for each in assumed if each.field == "MLP gate"] == ["SiLU of glu=0"]
     table.write_text(gated)
     parity.register_format(table)
     with pytest.raises(InputError, match=r"lab\.txt sets mlp.activation='relu', but the tensors show 'swiglu'"):

@@ -11,6 +11,7 @@ jax = pytest.importorskip("jax")
 pytest.importorskip("flax")
 
 import jax.numpy as jnp
+from flax import linen
 
 import parity
 import vit_jax
@@ -22,7 +23,7 @@ from parity.comparison.own_model.derive import _make_model
 from parity.comparison.own_model.images import image_shapes
 from parity.comparison.own_model.model import ImageShape
 from parity.comparison.own_model.proof import random_weights
-from parity.comparison.tolerances import FLOAT64_TOLERANCE
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import InputError
 
 MODULE, MORE = "tests.strangers.flax_models", "tests.strangers.more_flax_models"
@@ -58,7 +59,11 @@ STRANGERS = {
         "set: head.pool_prefix=True",
     ],
     f"{MORE}:NnxPlain": ["blocks/{block}/attn/{qkv}/kernel | width head dim", "set: mlp.activation=gelu_tanh"],
-    f"{MORE}:Attending(rotary=True)": ["set: positions.rotary=eva", "set: positions.rotary_grid=None"],
+    f"{MORE}:Attending(rotary=True, gated=True)": [
+        "set: positions.rotary=eva",
+        "set: positions.rotary_grid=None",
+        "blocks.mlp.fc1.weight[glu=0] | block{block}/up/kernel | width (ff glu=1)",
+    ],
 }
 
 
@@ -81,6 +86,29 @@ def test_the_table_of_a_flax_class_is_found_and_proven(like: str, tmp_path: Path
         parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.npz", format.name)
     with np.load(tmp_path / "back.npz") as back:
         assert all(np.array_equal(back[key], array) for key, array in model.weights.items())
+
+
+def test_rounding_errors_of_gradients_are_measured() -> None:
+    """Perturbed operations change outputs and gradients, also those within a scan, by little where nothing cancels."""
+
+    class Repeated(linen.Module):
+        @linen.compact
+        def __call__(self, images: Any) -> Any:
+            weight = self.param("weight", linen.initializers.normal(), (4, 4))
+            x = images.reshape(len(images), 4)
+            return jax.lax.scan(lambda x, _: (jax.nn.softmax(x @ weight), None), x, length=2)[0]
+
+    model = _make_model(build(Repeated()))
+    assert model.fit(ImageShape(2, 2, 1, True)) == ""
+    weights, images = random_weights(model.weights, 0), np.random.default_rng(0).standard_normal((2, 2, 2, 1))
+    target = np.eye(2, 4)
+    (output, gradients), (other, others) = (
+        model.gradients(weights, images, target),
+        model.perturbed_gradients(weights, images, target, 0),
+    )
+    assert others.keys() == gradients.keys()
+    for first, second in ((output, other), (gradients["weight"], others["weight"])):
+        assert 1e-16 < ErrorNorms.of(second, first).relative_rms() < 1e-13
 
 
 def test_a_table_of_positions_gives_the_size_of_images() -> None:

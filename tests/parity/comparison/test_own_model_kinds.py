@@ -68,6 +68,10 @@ PROVEN = {
     f"{MORE}:Changed('values first')": [
         "blocks.attn.qkv.weight[qkv=2] | layers.{block}.attn.to_qkv.weight | (qkv=0 head dim) width"
     ],
+    f"{MORE}:Changed('value before gate')": [
+        "blocks.mlp.fc1.weight[glu=0] | layers.{block}.fc.weight | (glu=1 ff) width",
+        "blocks.mlp.fc1.bias[glu=1] | layers.{block}.fc.bias | (glu=0 ff)",
+    ],
     f"{MORE}:Changed('positions of patches, class token last')": [
         "pos_embed | pos | 1 token width",
         "set: head.pool=token",
@@ -113,6 +117,8 @@ REFUSED = {
     f"{MORE}:Changed('temperature of heads')": r"no place for \[layers.\{block\}.temperature \(4, 1, 1\)\]",
     f"{MORE}:Changed('float32')": r"computes an array \(2, 4, 25, 25\) in float32; .* without .float\(\)",
     f"{MORE}:Changed('gelu in the head')": "ViTConfig has tanh after fc.0.weight: is there another activation",
+    f"{MORE}:Changed('grouped queries')": "attention of the first block cannot be expressed: layers.0.attn.to_kv.weight",
+    f"{MORE}:Changed('parallel')": "the sum of attention and MLP differs by .*: its MLP does not read the output",
     f"{MORE}:Probabilities": "its output is probabilities, and that of ViTConfig logits; let a subclass return",
     f"{MORE}:Probabilities(logarithm=True)": "its output is log-probabilities",
     f"{MORE}:Tutorial": r"q_mappings.0.weight \(16, 16\) has no dimension of the width 64, which each layer",
