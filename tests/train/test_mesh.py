@@ -208,8 +208,8 @@ def test_the_end_of_process_0_is_told_in_a_line_and_a_signal_to_one_of_two_proce
     with process_pair("tests.quick_heartbeat", *arguments, JAX_COORDINATOR_ADDRESS=address) as (first, second):
         assert first.stdout
         while not lines[-1].startswith("folder"):
-            assert (line := first.stdout.readline()), first.communicate()
-            lines.append(line)
+            lines.append(first.stdout.readline())
+            assert lines[-1], first.communicate()
         second.send_signal(signal.SIGTERM)
         output = "".join([*lines, first.stdout.read()])  # communicate() would lose what is buffered
         for process in (first, second):
