@@ -108,9 +108,12 @@ def build_checkpoint(
     _add_stored_table(notes, name)
     if own := _is_own(notes):
         if format not in (None, name, get_format(name).name):
-            raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from out")
+            get_format(format)  # raises the error about an unknown name, which says more
+            raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from (format=) out")
         if strip is not None or ignore:
-            raise InputError(f"it has only the keys of its config, in format {name!r}: leave --strip and --ignore out")
+            raise InputError(
+                f"it has only the keys of its config, in format {name!r}: leave --strip (strip=) and --ignore (ignore=) out"
+            )
         config = ViTConfig.from_json(notes["config"])
         _check_companion_config(config, name, contents, notes)
         arrays = join_keys(contents.arrays, get_format(name).separator)

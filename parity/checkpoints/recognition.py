@@ -226,7 +226,9 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
             f"is a part of it, move the weights away from config.json"
         )
     if not config:
-        raise InputError(f"its {files[0]} is not for format {name!r}: leave --from out, or move the weights away from it")
+        raise InputError(
+            f"its {files[0]} is not for format {name!r}: leave --from (format=) out, or move the weights away from it"
+        )
     what = f"is of model_type {kind!r}" if kind else f"names timm's {config.get('architecture')!r}"
     if not kind and "architecture" not in config:
         some = ", ".join(map(repr, list(config)[:5]))
@@ -235,5 +237,6 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
             f"architecture of timm: move the weights away from it, and give its values with --set"
         )
     raise InputError(
-        f"its config.json {what}, which format {name!r} is not for: leave --from out, or move the weights away from it"
+        f"its config.json {what}, which format {name!r} is not for: leave --from (format=) out, or move the weights away "
+        f"from it"
     )

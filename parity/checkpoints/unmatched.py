@@ -90,7 +90,11 @@ def _describe_unknown_keys(
         return f"no key {projection.key} ({definition.place(PROJECTION)}) among {some}: correct it, or add `strip:`"
     if strip_hint:
         return f"{which}: {some}; {strip_hint} reads the model that begins there"
-    return f"{which}: {some or 'there are none'}; `python -m parity formats` lists the formats and where their keys are"
+    listed = "`python -m parity formats` lists the formats and where their keys are"
+    if name or not some:
+        return f"{which}: {some or 'there are none'}; {listed}"
+    own = "a format file (--format-file, parity.register_format) or its class (convert --like, parity.derive_table)"
+    return f"{which}: {some}; {listed}; for a model of your own, give {own}"
 
 
 def _describe_nearest(matches: Sequence[Match], arrays: Mapping[KeyPath, StoredArray]) -> str:

@@ -270,12 +270,13 @@ class Report:
         text = f"{len(self.measures)} tensors agree to {worst.difference:.1e} in float64 ({worst.name})"
         if self.largest_part_error is not None:
             text += f", within measured rounding errors, and each part in isolation to {self.largest_part_error:.1e}"
-        low_precision = [
-            max(m.jax.relative_rms(m.scale), m.torch.relative_rms(m.scale))  # type: ignore[union-attr]
-            for m in self._compared_in_dtype()
-            if not m.is_lost_to_rounding
-        ]
-        text += f", and both twins are within {max(low_precision):.1e} of it in {self.dtype}" if low_precision else ""
+        if judged := [m for m in self._compared_in_dtype() if not m.is_lost_to_rounding]:
+            largest = max(
+                max(m.jax.relative_rms(m.scale), m.torch.relative_rms(m.scale))  # type: ignore[union-attr]
+                for m in judged
+            )
+            kinds = dict.fromkeys("the whole gradient" if m.name == "gradient" else "the forward pass" for m in judged)
+            text += f", and both twins are within {largest:.1e} of it in {self.dtype} ({' and '.join(kinds)})"
         text += f"; {self.training.verdict.removeprefix('PASS: ')}" if self.training else ""
         return text + "".join(f"; {each}" for each in self.unjudged)
 

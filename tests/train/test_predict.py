@@ -476,6 +476,15 @@ def test_tables_of_labels_and_values_have_a_column_for_each(task: str, album: Pa
     assert [float(row[name]) for name in CLASS_NAMES] == pytest.approx(expected.tolist(), rel=1e-5)
 
 
+@pytest.mark.parametrize("task", ["labels", "values"])
+def test_a_number_of_classes_is_refused_for_labels_and_values(
+    task: str, tmp_path: Path, photos: list[str], refused: Main
+) -> None:
+    run = make_run(tmp_path / "run", task=task)
+    line = refused(run, photos[0], "--top", "2")
+    assert line == f"error: --top is for classes, and the outputs of {run} are {task}: leave --top out\n"
+
+
 def test_a_label_named_like_the_column_of_images_is_refused(
     album: Path, tmp_path: Path, refused: Main, predict: Main
 ) -> None:

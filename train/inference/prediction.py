@@ -59,6 +59,8 @@ def predict(args: argparse.Namespace) -> bool:
         )
     if args.features is not None and config.num_classes:
         model = replace(model, checkpoint=drop_head(model.checkpoint)[0])
+    if args.top and model.task != "classes":
+        raise InputError(f"--top is for classes, and the outputs of {args.weights} are {model.task}: leave --top out")
     if args.classes:
         model = replace(model, names=_read_class_names(Path(args.classes), config))
     if args.out and not args.out.lower().endswith(".jsonl") and model.task != "classes" and "image" in model.names:

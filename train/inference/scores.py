@@ -64,12 +64,13 @@ def score(
         average_precision (means over classes, one against the rest), log_loss (natural logarithm) and ece, the expected
         calibration error (arXiv 1706.04599) with 15 bins of equal width; of each class precision, recall, f1, auroc,
         average_precision.
-    labels: auroc, average_precision, f1, label_accuracy, log_loss (means over labels) and ece, of the probability of every
-        label; of each label the first three, precision and recall.
+    labels: auroc, average_precision and f1 (means over labels), label_accuracy, log_loss and ece (over all labels of all
+        images); of each label the first three, precision and recall.
     values: mae, rmse, r2 and spearman, the rank correlation (means over values), and those of each value.
 
-    Means leave out classes without images, and labels and values that are the same for all images.  A label is predicted if
-    its probability is above 0.5.
+    Means leave out undefined metrics: average_precision, f1 and recall of a class or label that no image has, auroc also if
+    all images have it, r2 if the targets are equal, and spearman if the targets or the outputs are equal.  A label is
+    predicted if its probability is above 0.5.
 
     outputs: (N, C) logits or values.    targets: see `train.data.targets.targets_for_task`.    names: (C,) of the outputs.
     resamples: 0 for no intervals.    seed: of the resamples.

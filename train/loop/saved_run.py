@@ -10,7 +10,7 @@ from train.loop.lineage import Lineage, extend_lineage
 from train.loop.metrics_file import Record
 from train.recipes import Recipe, parse_recipe, recipe_to_json
 from train.recipes.fields import to_json
-from vit_spec import InputError, ViTConfig, bounded_json
+from vit_spec import InputError, ViTConfig, bounded_json, nearest
 
 CHECKPOINTS = "checkpoints"
 DATA_FILE = "data.json"
@@ -69,10 +69,12 @@ def read_run_recipe(path: Path) -> tuple[str, Recipe]:
     """Return the name and the recipe of the run in a folder; the folder is its `run`.
 
     Raises:
-        InputError: it holds no run, or its recipe cannot be read.
+        InputError: it holds no run (the message suggests the nearest run beside it), or its recipe cannot be read.
     """
     if (config := read_config(path)) is None or not {"recipe", "data"} <= config.keys():
-        raise InputError(f"{path} holds no run (there is no config.json of one): check the path")
+        runs = [file.parent.name for file in path.parent.glob("*/config.json") if is_run(file.parent)]
+        hint = nearest(path.name, runs) or ": check the path"
+        raise InputError(f"{path} holds no run (there is no config.json of one){hint}")
     try:
         recipe = parse_recipe(config["recipe"])
     except InputError as error:

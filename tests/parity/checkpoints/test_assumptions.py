@@ -630,8 +630,11 @@ def test_folders_that_were_written_are_read_as_the_same_config(tmp_path: Path, n
 def test_a_file_with_a_stored_format_is_not_read_as_another(tmp_path: Path, state: Any) -> None:
     parity.save(tmp_path / "a.safetensors", state, CONFIG, "torch")
     assert parity.load(tmp_path / "a.safetensors", format="torch").config == CONFIG
-    with pytest.raises(InputError, match="says that it is in format 'torch', not 'timm'"):
+    message = r"says that it is in format 'torch', not 'timm': leave --from \(format=\) out"
+    with pytest.raises(InputError, match=message):
         parity.load(tmp_path / "a.safetensors", format="timm")
+    with pytest.raises(InputError, match="unknown format 'timmm'; did you mean 'timm'"):
+        parity.load(tmp_path / "a.safetensors", format="timmm")
 
 
 @pytest.mark.parametrize(

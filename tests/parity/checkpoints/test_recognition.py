@@ -236,8 +236,13 @@ def test_a_given_format_must_match(tmp_path, state):
 
 
 def test_weights_of_another_model_match_no_format(tmp_path):
-    with pytest.raises(InputError, match=r"no format has such keys: conv1.weight, fc.bias; `python -m parity formats`"):
-        parity.load(save(tmp_path, {"conv1.weight": torch.ones(3), "fc.bias": torch.ones(3)}))
+    path = save(tmp_path, {"conv1.weight": torch.ones(3), "fc.bias": torch.ones(3)})
+    own = "a format file (--format-file, parity.register_format) or its class (convert --like, parity.derive_table)"
+    with pytest.raises(InputError, match=r"no format has such keys: conv1.weight, fc.bias; `python -m parity") as caught:
+        parity.load(path)
+    assert str(caught.value).endswith(f"; for a model of your own, give {own}")
+    with pytest.raises(InputError, match=r"format 'timm' has no such keys: .* where their keys are$"):
+        parity.load(path, format="timm")
 
 
 def test_an_unknown_number_of_heads_has_to_be_given(tmp_path, state):

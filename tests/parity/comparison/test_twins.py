@@ -15,7 +15,7 @@ from parity.checkpoints.weights import as_checkpoint
 from parity.comparison.disk_cache import DiskCache
 from parity.comparison.forward_backward import PassInputs, PassResult, TorchTwin
 from parity.comparison.localisation import Part, check_in_isolation
-from parity.comparison.report import Report
+from parity.comparison.report import Report, TensorComparison
 from parity.comparison.tolerances import ErrorBudget, ErrorNorms
 from parity.comparison.twins import compare
 from tests.twins import perturbed_params, random_images, small_config
@@ -35,6 +35,21 @@ def test_the_twins_pass_in_half_precision(dtype: Any) -> None:
     report = compare_small(dtype=dtype)
     assert report.passed, report.verdict
     assert all(m.jax and m.jax.relative_rms(m.scale) > 1e-6 for m in report.measures if m.name.endswith("norm1"))
+
+
+def test_the_verdict_names_the_tensors_of_its_error_in_float32() -> None:
+    def tensor(name: str, relative: float) -> TensorComparison:
+        exact = np.ones(8)
+        error = ErrorNorms.of(exact * (1 + relative), exact)
+        return TensorComparison(name, ErrorNorms.of(exact, exact), error, error)
+
+    def verdict(*measures: TensorComparison) -> str:
+        return Report(CONFIG, "precision", "float32", measures, {}, (), None, None, (), (), {}).verdict
+
+    forward, single, whole = tensor("embed", 2e-7), tensor("gradient of pos_embed", 3e-6), tensor("gradient", 1e-6)
+    within = "both twins are within {} of it in float32 ({})".format
+    assert verdict(forward, single, whole).endswith(within("1.0e-06", "the forward pass and the whole gradient"))
+    assert verdict(forward).endswith(within("2.0e-07", "the forward pass"))
 
 
 def test_the_same_comparison_gives_the_same_bytes() -> None:
