@@ -397,6 +397,8 @@ class Comparison:
 
     def _notes(self) -> Iterator[str]:
         """Yield what the comparison cannot show, because of its inputs, its weights, or what the models return."""
+        from flax import nnx
+
         for n, x in enumerate(self.inputs):
             if x.size > 1 and (x == x.flat[0]).all():
                 yield f"all entries of input {n} are {x.flat[0]}: a model that ignores it would pass; use others"
@@ -420,8 +422,12 @@ class Comparison:
             yield from self._masks.notes()
             updated = {key for key in self._torch_weights if key.endswith(("running_mean", "running_var"))}
             if missing := sorted(updated - {name.removeprefix(STATISTICS) for name in self._statistics()}):
-                what = "of torch, which are not compared: use mutable=['batch_stats']"
-                yield f"flax does not return {_listed(missing)} {what}"
+                what = f"{_listed(missing)} of torch, which are not compared"
+                yield (
+                    f"flax does not update {what}: call model.train(), or give use_running_average=False"
+                    if isinstance(self._params, nnx.Module)
+                    else f"flax does not return {what}: use mutable=['batch_stats']"
+                )
 
     def _notes_on_tensors(self) -> Iterator[str]:
         """Yield what the comparison cannot show, because outputs or gradients of PyTorch have one value."""

@@ -434,11 +434,12 @@ class Dropped(linen.Module):
 
     rate: float = 0.5
     momentum: float = 0.9
+    is_evaluated: bool = False
 
     @linen.compact
     def __call__(self, x: Any) -> Any:
         x = linen.Dropout(self.rate, deterministic=False)(linen.Dense(16)(x))
-        x = linen.BatchNorm(use_running_average=False, momentum=self.momentum, use_fast_variance=False)(x)
+        x = linen.BatchNorm(self.is_evaluated, momentum=self.momentum, use_fast_variance=False)(x)
         return linen.Dropout(0.25, deterministic=False)(linen.Dense(16)(x))
 
 
@@ -484,6 +485,13 @@ def test_another_momentum_of_a_batch_norm_is_named(momentum: float) -> None:
     hint = f"2.running_mean: the momentum is {momentum} in flax and 0.1 in torch"
     assert [each for each in report.hints if each.startswith(hint) and each.endswith("give flax 0.9")], report.hints
     assert not compare_in_training(mutable=True).hints
+
+
+@pytest.mark.parametrize("flax", [Dropped(is_evaluated=True), Dropped(momentum=1)])
+def test_a_batch_norm_that_flax_does_not_update_is_named(flax: Any) -> None:
+    (hint,) = compare_in_training(flax, mutable=True).hints
+    assert hint.startswith("2.running_mean: flax does not update it")
+    assert hint.endswith("give flax use_running_average=False and momentum=0.9")
 
 
 class TorchTwoOutputs(nn.Module):
