@@ -339,7 +339,7 @@ class Comparison:
                 return find_order(*self.graphs()) if is_order else find_wrong_integers(*self.graphs())
             return found or find_wrong_gradient(wrong, self.correspondence)
         imprecise = next((row for row in self.rows if not row.same_precision), None)
-        if imprecise is None:
+        if imprecise is None or imprecise.flax is None or imprecise.torch is None:
             return None
         is_flax = imprecise.flax > imprecise.torch
         worse: Any = self.flax if is_flax else self.torch

@@ -253,6 +253,12 @@ def test_a_wrong_gradient_fails_although_the_outputs_are_right() -> None:
     assert report.first is not None and report.first.name.startswith("gradient of ")
 
 
+def test_errors_in_float32_that_are_not_measured_are_not_reported() -> None:
+    report = compare_models(Linear().apply, random_variables(Linear(), ROWS), TorchLinear(), ROWS, level="function")
+    assert "f32" not in str(report) and "float32" not in str(report)
+    assert {(each["flax"], each["torch"]) for each in report.facts()["tensors"]} == {(None, None)}
+
+
 def test_a_large_float32_error_fails_g1_only() -> None:
     def apply(params: Any, x: Any) -> Any:
         return Linear().apply(params, x) * (1 + (1e-4 if x.dtype == jnp.float32 else 0))

@@ -469,6 +469,8 @@ def test_both_models_train_with_the_same_masks() -> None:
 def test_another_rate_of_dropout_fails_and_is_named() -> None:
     report = compare_in_training(Dropped(rate=0.4))
     assert not report.passed and "hint: dropout 0: the rate is 0.4 in flax and 0.5 in torch" in str(report)
+    (rate,) = (each for each in report.facts()["tensors"] if each["name"] == "rate of dropout 0")
+    assert rate["flax"] is rate["torch"] is None
 
 
 def test_running_statistics_are_compared_with_the_variance_that_pytorch_computes() -> None:
