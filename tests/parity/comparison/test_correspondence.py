@@ -104,7 +104,9 @@ def test_a_parameter_that_only_one_side_ties_is_named():
         match(flax, torch, layouts=[line], evidence=evidence)
 
 
-@pytest.mark.parametrize("names", [("gamma", "beta"), ("g", "b"), ("w", "b"), ("weight", "b"), ("scale", "shift")])
+@pytest.mark.parametrize(
+    "names", [("gamma", "beta"), ("g", "b"), ("w", "b"), ("weight", "b"), ("scale", "shift"), ("scale", "offset")]
+)
 @pytest.mark.parametrize("module", ["", "norm"])
 def test_parameters_of_the_same_names_are_matched(module, names):
     flax = {f"{module}/{name}".lstrip("/"): (4,) for name in names}
@@ -113,6 +115,12 @@ def test_parameters_of_the_same_names_are_matched(module, names):
     assert {pair.flax.key.replace("/", "."): pair.torch.key for pair in found.pairs}.items() >= {
         (key, key) for key in torch
     }
+
+
+def test_the_layers_of_haiku_are_matched():
+    flax = {"layer_norm/scale": (4,), "layer_norm/offset": (4,), "linear/w": (4, 2), "linear/b": (2,)}
+    found = match(flax, {**norm("ln", flax=False), **dense("fc", 4, 2, flax=False)})
+    assert dict(found.keys()) == dict(zip(flax, ["ln.weight", "ln.bias", "fc.weight", "fc.bias"], strict=True))
 
 
 @pytest.mark.parametrize(
