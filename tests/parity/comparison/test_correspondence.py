@@ -396,6 +396,21 @@ def test_order_of_use_contradicts_names_that_words_decide(flax_names, torch_name
     assert other.contradicts_names(by_names) == (pairs if is_contradiction else [])
 
 
+@pytest.mark.parametrize(
+    ("flax_names", "is_contradiction"), [(("bias_ih", "bias_hh"), True), (("of_input", "of_state"), False)]
+)
+def test_order_of_use_contradicts_names_without_the_layer_that_torch_adds(flax_names, is_contradiction):
+    torch = ("gru.bias_ih_l0", "gru.bias_hh_l0")
+
+    def mapping(keys):
+        layouts = [f"{a} | width <-> {b} | width" for a, b in zip(flax_names, keys, strict=True)]
+        return match(dict.fromkeys(flax_names, (4,)), dict.fromkeys(torch, (4,)), layouts=layouts)
+
+    pairs = list(zip(flax_names, reversed(torch), strict=True))
+    contradicting = mapping(reversed(torch)).contradicts_names(mapping(torch))
+    assert contradicting == (pairs if is_contradiction else [])
+
+
 def test_order_of_use_keeps_to_the_blocks_that_names_have_matched():
     """Block 1 of flax runs after block 2; its norms, which no name matches, belong to its own kernels."""
     flax, torch = {}, {}
