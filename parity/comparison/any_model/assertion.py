@@ -69,7 +69,8 @@ def assert_parity(
         AssertionError: a tensor exceeds its tolerance, and the message is the report; or weights="equal", and the weights
             differ.
         InputError: a framework is not installed, the mapping of parameters is ambiguous, inputs or outputs do not match,
-            an output is NaN, a gradient is NaN in both models, or a model cannot compute in float64.
+            an output is NaN, a gradient is NaN in both models, JAX cannot trace or differentiate the Flax model, or a model
+            cannot compute in float64.
     """
     __tracebackhide__ = True
     try:

@@ -11,7 +11,7 @@ import numpy as np
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model import weights as model_weights
 from parity.comparison.any_model.correspondence import Correspondence, match
-from parity.comparison.any_model.flax_runner import FlaxRunner
+from parity.comparison.any_model.flax_runner import FlaxRunner, remedy
 from parity.comparison.any_model.hints import detached_inputs, other_momenta, swapped_outputs
 from parity.comparison.any_model.inputs import as_arrays
 from parity.comparison.any_model.matching import Evidence, Uses
@@ -118,7 +118,8 @@ class Comparison:
         try:
             self._use(self._match(evidence=self._evidence))
         except InputError:  # the order in which a forward pass uses the parameters may decide
-            graphs = (_called("flax", self._record_flax, self), _called("torch", self._record_torch, self))
+            hint = self.axes_hint()
+            graphs = (_called("flax", self._record_flax, hint), _called("torch", self._record_torch, hint))
             self._evidence = replace(self._evidence, uses=self._uses(*graphs))
             self._use(self._match(evidence=self._evidence))
         known, axes = self._evidence.axes, {}
@@ -145,8 +146,8 @@ class Comparison:
         Raises:
             InputError: a model does not take the inputs, or the outputs do not correspond.
         """
-        of_flax = _called("flax", self.flax.output_shapes, self)
-        of_torch = _called("torch", self.torch.output_shapes, self)
+        of_flax = _called("flax", self.flax.output_shapes, self.axes_hint())
+        of_torch = _called("torch", self.torch.output_shapes, self.axes_hint())
         self.names = pair_outputs(list(of_flax), list(of_torch), self._selected)
         for n, (name, other) in enumerate(self.names.items()):
             shape = permuted_shape(of_torch[other], self._axes[1], n, f"output {n}")
@@ -167,9 +168,9 @@ class Comparison:
         """Run both models in a dtype.
 
         Raises:
-            InputError: an output is NaN.
+            InputError: an output is NaN, or Flax's model has no gradient that JAX can compute.
         """
-        outputs, gradients, input_gradients = self.flax.run(dtype, list(self.names))
+        outputs, gradients, input_gradients = _called("flax", partial(self.flax.run, dtype, list(self.names)))
         torch_tensors = self._without_zeros(self.torch.run(dtype, self.names))
         for name in outputs:
             sides = {"flax": outputs[name], "torch": torch_tensors[name]}
@@ -339,7 +340,7 @@ class Comparison:
                 return find_order(*self.graphs()) if is_order else find_wrong_integers(*self.graphs())
             return found or find_wrong_gradient(wrong, self.correspondence)
         imprecise = next((row for row in self.rows if not row.same_precision), None)
-        if imprecise is None:
+        if imprecise is None or imprecise.flax is None or imprecise.torch is None:
             return None
         is_flax = imprecise.flax > imprecise.torch
         worse: Any = self.flax if is_flax else self.torch
@@ -397,6 +398,8 @@ class Comparison:
 
     def _notes(self) -> Iterator[str]:
         """Yield what the comparison cannot show, because of its inputs, its weights, or what the models return."""
+        from flax import nnx
+
         for n, x in enumerate(self.inputs):
             if x.size > 1 and (x == x.flat[0]).all():
                 yield f"all entries of input {n} are {x.flat[0]}: a model that ignores it would pass; use others"
@@ -420,8 +423,12 @@ class Comparison:
             yield from self._masks.notes()
             updated = {key for key in self._torch_weights if key.endswith(("running_mean", "running_var"))}
             if missing := sorted(updated - {name.removeprefix(STATISTICS) for name in self._statistics()}):
-                what = "of torch, which are not compared: use mutable=['batch_stats']"
-                yield f"flax does not return {_listed(missing)} {what}"
+                what = f"{_listed(missing)} of torch, which are not compared"
+                yield (
+                    f"flax does not update {what}: call model.train(), or give use_running_average=False"
+                    if isinstance(self._params, nnx.Module)
+                    else f"flax does not return {what}: use mutable=['batch_stats']"
+                )
 
     def _notes_on_tensors(self) -> Iterator[str]:
         """Yield what the comparison cannot show, because outputs or gradients of PyTorch have one value."""
@@ -445,18 +452,21 @@ def _listed(keys: Sequence[str]) -> str:
     return f"{', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
 
 
-def _called(side: str, function: Callable[[], Any], comparison: Comparison) -> Any:
-    """Return the result of a function that runs a model; an error for images without input_axes becomes an InputError."""
+def _called(side: str, function: Callable[[], Any], hint: str = "") -> Any:
+    """Return the result of a function that runs a model; an error becomes an InputError if it is known what to do.
+
+    hint: a clause that says what to do about an error without a remedy of its own.
+    """
     try:
         return function()
     except InputError:
         raise
     except Exception as error:
-        hint = comparison.axes_hint()
+        hint = remedy(error) or hint
         if not hint:
             raise
-        first = str(error).strip().partition("\n")[0]
-        raise InputError(f"the {side} model raised {type(error).__name__}: {first[:200]}{hint}") from error
+        first = str(error).strip().partition("\n")[0][:200].rstrip(".")
+        raise InputError(f"the {side} model raised {type(error).__name__}: {first}{hint}") from error
 
 
 def _copy_weights(source: str, correspondence: Correspondence, flax: Tensors, torch: Tensors) -> tuple[Tensors, Tensors]:

@@ -29,6 +29,7 @@ Arrays = Mapping[str, Array]
 Shapes = Mapping[str, tuple[int, ...]]
 
 SIDES = ("flax", "torch")
+_LAYER_OF_TORCH = re.compile(r"_l[0-9]+(?=$|_reverse$)")  # in the names that torch.nn.GRU gives its parameters
 
 
 def _path(key: str) -> tuple[str, ...]:
@@ -148,6 +149,9 @@ class Correspondence:
         own, name, name_of_other = (path[place] for path in paths)
         if own == name:  # blocks are numbered; their order is tested on its own
             return place >= -2 or not numbers((name,))
+        plain, plain_other = (_LAYER_OF_TORCH.sub("", each) for each in (name, name_of_other))
+        if place == -1 and own == plain != plain_other:
+            return True
         siblings = [
             {path[len(around)] for path in map(_path, side) if path[: len(around)] == around and len(path) > len(around)}
             for side, around in ((self.flax, paths[0][:place]), (self.torch, paths[1][:place]))

@@ -228,6 +228,26 @@ class FlaxRunner:
         return array
 
 
+def remedy(error: Exception) -> str:
+    """Return a clause that says how to avoid an error of JAX or Flax in a model; "" for other errors."""
+    import jax
+    from flax.errors import ScopeCollectionNotFound
+
+    needs_values = (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.NonConcreteBooleanIndexError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    )
+    if isinstance(error, needs_values):
+        return "; flax_apply runs under jax.jit, which has no values: use jnp.where, jax.numpy for NumPy, and fixed shapes"
+    if isinstance(error, ScopeCollectionNotFound):
+        return "; give this collection in params, and mutable to apply if the model changes it"
+    if "Reverse-mode differentiation does not work for lax.while_loop" in str(error):
+        return "; gradients are compared: use jax.lax.scan, or jax.lax.fori_loop with static bounds"
+    return ""
+
+
 def _host(array: Any) -> Array:
     """Return an array of JAX as one of NumPy; bfloat16 as float32, in which it is exact."""
     out = np.asarray(array)

@@ -1,4 +1,4 @@
-"""Mistakes that the tensors of a failed comparison show by themselves: swapped outputs, detached inputs, other momenta."""
+"""Mistakes that the tensors of a failed comparison show by themselves: swapped outputs, detached inputs, batch norms."""
 
 from collections.abc import Iterator, Mapping
 
@@ -39,7 +39,7 @@ def detached_inputs(flax: Tensors, torch: Tensors) -> Iterator[str]:
 def other_momenta(
     flax: Tensors, torch: Tensors, before: Tensors, batch_norms: Mapping[str, tuple[float, int]]
 ) -> Iterator[str]:
-    """Yield a line for each batch norm that moves its running mean in the same direction in both models, by another step.
+    """Yield a line for each batch norm whose running mean Flax moves in PyTorch's direction by another step, or not at all.
 
     flax, torch: the tensors of both models; before: the weights of PyTorch before the run.
     batch_norms: see `TorchRunner.batch_norms`.
@@ -52,7 +52,12 @@ def other_momenta(
             size = float(np.vdot(of_torch, of_torch))
             ratio = float(np.vdot(of_flax, of_torch)) / size if size else 1.0
             is_multiple = ErrorNorms.of(of_flax, ratio * of_torch).relative_rms() <= _PROPORTIONAL
-            if is_multiple and abs(ratio - 1) > _PROPORTIONAL:
+            if size and not of_flax.any():
+                yield (
+                    f"{key}: flax does not update it, as with use_running_average=True or a momentum of 1: "
+                    f"give flax use_running_average=False and momentum={1 - momentum:.3g}"
+                )
+            elif is_multiple and abs(ratio - 1) > _PROPORTIONAL:
                 yield (
                     f"{key}: the momentum is {1 - ratio * momentum:.3g} in flax and {momentum:.3g} in torch, which counts "
                     f"the new batch with it, and flax the old mean: give flax {1 - momentum:.3g}"

@@ -72,7 +72,11 @@ def _run(what: str, function: Callable[..., Any], **arguments: Any) -> Any:
     """Call a function that runs code of the user; an exception of that code becomes an InputError with its place."""
     try:
         return function(**arguments)
-    except (InputError, UnequalWeightsError, MemoryError):
+    except InputError as error:
+        if error.__cause__ is None:
+            raise
+        raise InputError(f"{error}{_place(error.__cause__)}") from None
+    except (UnequalWeightsError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
         raise InputError(f"{what} raised {first_line(error)}{_place(error)}") from None

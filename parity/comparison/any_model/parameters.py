@@ -18,13 +18,14 @@ Path = tuple[str, ...]
 
 FLAX_ROLES = {
     **{"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "mean", "var": "var"},
-    **{"w": "weight", "b": "bias"},  # of models written as functions
+    **{"w": "weight", "b": "bias", "offset": "bias"},  # of Haiku, and of models written as functions
     **{"gamma": "weight", "beta": "bias", "moving_mean": "mean", "moving_variance": "var"},  # of Keras' normalisations
     "weight": "weight",  # of Equinox, with the axes of PyTorch
 }
 TORCH_ROLES = {
     **{"weight": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"},
-    **{"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias"},  # of modules that make their own parameters
+    # Of modules that make their own parameters:
+    **{"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "offset": "bias"},
     **{"running_mean": "mean", "running_var": "var"},
 }
 QKV = ("query", "key", "value")

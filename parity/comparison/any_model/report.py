@@ -39,7 +39,8 @@ class Row:
         same_precision: whether it passes G1; always true for the gradient of a single parameter or input, which G1 does
             not test.
         budget: the tolerance of G1.
-        flax, torch: float32 error of each model: relRMS from PyTorch's float64 result; 0 if only float64 was run.
+        flax, torch: float32 error of each model: relRMS from PyTorch's float64 result; None if only float64 was run, and
+            for dropouts.
     """
 
     name: str
@@ -47,8 +48,8 @@ class Row:
     same_function: bool
     same_precision: bool
     budget: ErrorBudget
-    flax: float = 0.0
-    torch: float = 0.0
+    flax: float | None = None
+    torch: float | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,8 @@ class Report:
                 {
                     "name": row.name,
                     "difference": row.difference,
-                    "flax": row.flax if self.level == "precision" else None,
-                    "torch": row.torch if self.level == "precision" else None,
+                    "flax": row.flax,
+                    "torch": row.torch,
                     "same_function": row.same_function,
                     "same_precision": row.same_precision,
                 }
@@ -198,9 +199,11 @@ class Report:
         worst = sorted(single, key=lambda row: -row.difference)[:MAX_SHOWN_GRADIENTS]
         shown = [row for row in self.rows if row not in single or row in worst]
         width = max(len(row.name) for row in shown)
-        yield "relRMS between flax and torch in float64, and of each in float32 from float64:"
-        yield f"  {'tensor':{width}}   float64  flax f32 torch f32"
+        has_float32 = self.level == "precision"
+        yield f"relRMS between flax and torch in float64{', and of each in float32 from float64' if has_float32 else ''}:"
+        yield f"  {'tensor':{width}}   float64{'  flax f32 torch f32' if has_float32 else ''}"
         for row in shown:
-            yield f"  {row.name:{width}}  {row.difference:8.1e}  {row.flax:8.1e}  {row.torch:8.1e}"
+            errors = (f"  {error:8.1e}" for error in (row.flax, row.torch) if error is not None)
+            yield f"  {row.name:{width}}  {row.difference:8.1e}{''.join(errors)}"
         if hidden := len(single) - len(worst):
             yield f"  not shown: {hidden} gradients with smaller differences in float64"

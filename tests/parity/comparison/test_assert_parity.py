@@ -253,6 +253,12 @@ def test_a_wrong_gradient_fails_although_the_outputs_are_right() -> None:
     assert report.first is not None and report.first.name.startswith("gradient of ")
 
 
+def test_errors_in_float32_that_are_not_measured_are_not_reported() -> None:
+    report = compare_models(Linear().apply, random_variables(Linear(), ROWS), TorchLinear(), ROWS, level="function")
+    assert "f32" not in str(report) and "float32" not in str(report)
+    assert {(each["flax"], each["torch"]) for each in report.facts()["tensors"]} == {(None, None)}
+
+
 def test_a_large_float32_error_fails_g1_only() -> None:
     def apply(params: Any, x: Any) -> Any:
         return Linear().apply(params, x) * (1 + (1e-4 if x.dtype == jnp.float32 else 0))
@@ -307,6 +313,34 @@ def test_outputs_of_different_names_are_refused() -> None:
 
 def test_parameters_without_their_collection_are_refused() -> None:
     check_refused(r"give \{'params': params\}", params=random_variables(Linear(), ROWS)["params"])
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (lambda y: y if y.sum() > 0 else -y, r"TracerBoolConversionError: .*; flax_apply runs under jax\.jit"),
+        (lambda y: y * float(y.mean()), r"ConcretizationTypeError: .*: use jnp\.where"),
+        (lambda y: y[y > 0], r"NonConcreteBooleanIndexError: .*, and fixed shapes$"),
+        (lambda y: np.tanh(np.asarray(y)), r"TracerArrayConversionError: .* jax\.numpy for NumPy"),
+        (lambda y: y * range(6)[y.argmax()], r"TracerIntegerConversionError: .*; flax_apply runs under"),
+        (
+            lambda y: jax.lax.while_loop(lambda y: (y < 9).all(), lambda y: y + 1, y),
+            r"ValueError: .*; gradients are compared: use jax\.lax\.scan, or jax\.lax\.fori_loop with static bounds$",
+        ),
+    ],
+)
+def test_a_flax_model_that_jax_cannot_trace_or_differentiate_is_refused_with_what_to_do(after: Any, message: str) -> None:
+    check_refused(f"^the flax model raised {message}", apply=lambda params, x: after(Linear().apply(params, x)))
+
+
+def test_a_collection_that_params_do_not_have_is_refused_with_what_to_do() -> None:
+    class Shifted(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            return linen.Dense(2)(x) + self.variable("state", "shift", jnp.zeros, 2).value
+
+    message = '^the flax model raised ScopeCollectionNotFound: .*"state".*; give this collection in params, and mutable'
+    check_refused(message, apply=Shifted().apply)
 
 
 def test_a_flax_model_that_is_no_function_is_refused() -> None:

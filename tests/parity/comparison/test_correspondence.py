@@ -104,7 +104,9 @@ def test_a_parameter_that_only_one_side_ties_is_named():
         match(flax, torch, layouts=[line], evidence=evidence)
 
 
-@pytest.mark.parametrize("names", [("gamma", "beta"), ("g", "b"), ("w", "b"), ("weight", "b"), ("scale", "shift")])
+@pytest.mark.parametrize(
+    "names", [("gamma", "beta"), ("g", "b"), ("w", "b"), ("weight", "b"), ("scale", "shift"), ("scale", "offset")]
+)
 @pytest.mark.parametrize("module", ["", "norm"])
 def test_parameters_of_the_same_names_are_matched(module, names):
     flax = {f"{module}/{name}".lstrip("/"): (4,) for name in names}
@@ -113,6 +115,12 @@ def test_parameters_of_the_same_names_are_matched(module, names):
     assert {pair.flax.key.replace("/", "."): pair.torch.key for pair in found.pairs}.items() >= {
         (key, key) for key in torch
     }
+
+
+def test_the_layers_of_haiku_are_matched():
+    flax = {"layer_norm/scale": (4,), "layer_norm/offset": (4,), "linear/w": (4, 2), "linear/b": (2,)}
+    found = match(flax, {**norm("ln", flax=False), **dense("fc", 4, 2, flax=False)})
+    assert dict(found.keys()) == dict(zip(flax, ["ln.weight", "ln.bias", "fc.weight", "fc.bias"], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -386,6 +394,21 @@ def test_order_of_use_contradicts_names_that_words_decide(flax_names, torch_name
     other, by_names = match(*shapes, layouts=lines), match(*shapes, evidence=Evidence((keys[0], keys[1])))
     pairs = list(zip(keys[0], reversed(keys[1]), strict=True))
     assert other.contradicts_names(by_names) == (pairs if is_contradiction else [])
+
+
+@pytest.mark.parametrize(
+    ("flax_names", "is_contradiction"), [(("bias_ih", "bias_hh"), True), (("of_input", "of_state"), False)]
+)
+def test_order_of_use_contradicts_names_without_the_layer_that_torch_adds(flax_names, is_contradiction):
+    torch = ("gru.bias_ih_l0", "gru.bias_hh_l0")
+
+    def mapping(keys):
+        layouts = [f"{a} | width <-> {b} | width" for a, b in zip(flax_names, keys, strict=True)]
+        return match(dict.fromkeys(flax_names, (4,)), dict.fromkeys(torch, (4,)), layouts=layouts)
+
+    pairs = list(zip(flax_names, reversed(torch), strict=True))
+    contradicting = mapping(reversed(torch)).contradicts_names(mapping(torch))
+    assert contradicting == (pairs if is_contradiction else [])
 
 
 def test_order_of_use_keeps_to_the_blocks_that_names_have_matched():

@@ -387,24 +387,30 @@ def test_a_dropout_in_a_loop_of_jax_is_refused(loop: str) -> None:
         compare(lambda y: LOOPS[loop](drop, drop(y)), lambda y: y, train=True)
 
 
+class Normalized(nnx.Module):
+    """A batch norm."""
+
+    def __init__(self, momentum: float) -> None:
+        self.bn = nnx.BatchNorm(4, momentum=momentum, epsilon=1e-5, use_fast_variance=False, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any) -> Any:
+        return self.bn(x)
+
+
+class TorchNormalized(nn.Module):
+    """A batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(4)
+
+    def forward(self, x: Any) -> Any:
+        return self.bn(x)
+
+
 @pytest.mark.parametrize(("momentum", "wrong"), [(0.9, set()), (0.99, {"mean", "var"})])
 def test_running_statistics_that_an_nnx_module_updates_are_compared(momentum: float, wrong: set[str]) -> None:
-    class Normalized(nnx.Module):
-        def __init__(self) -> None:
-            self.bn = nnx.BatchNorm(4, momentum=momentum, epsilon=1e-5, use_fast_variance=False, rngs=nnx.Rngs(0))
-
-        def __call__(self, x: Any) -> Any:
-            return self.bn(x)
-
-    class TorchNormalized(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bn = nn.BatchNorm1d(4)
-
-        def forward(self, x: Any) -> Any:
-            return self.bn(x)
-
-    flax = perturbed_module(Normalized())
+    flax = perturbed_module(Normalized(momentum))
     flax.train()
     rows = RNG.standard_normal((1000, 4)).astype(np.float32)
     report = compare_models(Normalized.__call__, flax, TorchNormalized(), rows, train=True, level="function")
@@ -412,6 +418,14 @@ def test_running_statistics_that_an_nnx_module_updates_are_compared(momentum: fl
     assert report.passed == (not wrong)
     assert ("note: PyTorch divides the running variance of bn.running_var by n - 1" in str(report)) == report.passed
     assert {"statistics bn.running_mean", "statistics bn.running_var"} <= {row.name for row in report.rows}
+
+
+def test_running_statistics_that_an_nnx_module_does_not_update_are_a_note() -> None:
+    flax = perturbed_module(Normalized(0.9))
+    flax.eval()
+    report = compare_models(Normalized.__call__, flax, TorchNormalized(), ROWS, train=True, level="function")
+    what = "bn.running_mean, bn.running_var of torch, which are not compared"
+    assert f"flax does not update {what}: call model.train(), or give use_running_average=False" in report.notes
 
 
 # What a comparison cannot show ----------------------------------------------------------------------------------------

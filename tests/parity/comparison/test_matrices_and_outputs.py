@@ -434,11 +434,12 @@ class Dropped(linen.Module):
 
     rate: float = 0.5
     momentum: float = 0.9
+    is_evaluated: bool = False
 
     @linen.compact
     def __call__(self, x: Any) -> Any:
         x = linen.Dropout(self.rate, deterministic=False)(linen.Dense(16)(x))
-        x = linen.BatchNorm(use_running_average=False, momentum=self.momentum, use_fast_variance=False)(x)
+        x = linen.BatchNorm(self.is_evaluated, momentum=self.momentum, use_fast_variance=False)(x)
         return linen.Dropout(0.25, deterministic=False)(linen.Dense(16)(x))
 
 
@@ -468,6 +469,8 @@ def test_both_models_train_with_the_same_masks() -> None:
 def test_another_rate_of_dropout_fails_and_is_named() -> None:
     report = compare_in_training(Dropped(rate=0.4))
     assert not report.passed and "hint: dropout 0: the rate is 0.4 in flax and 0.5 in torch" in str(report)
+    (rate,) = (each for each in report.facts()["tensors"] if each["name"] == "rate of dropout 0")
+    assert rate["flax"] is rate["torch"] is None
 
 
 def test_running_statistics_are_compared_with_the_variance_that_pytorch_computes() -> None:
@@ -484,6 +487,13 @@ def test_another_momentum_of_a_batch_norm_is_named(momentum: float) -> None:
     hint = f"2.running_mean: the momentum is {momentum} in flax and 0.1 in torch"
     assert [each for each in report.hints if each.startswith(hint) and each.endswith("give flax 0.9")], report.hints
     assert not compare_in_training(mutable=True).hints
+
+
+@pytest.mark.parametrize("flax", [Dropped(is_evaluated=True), Dropped(momentum=1)])
+def test_a_batch_norm_that_flax_does_not_update_is_named(flax: Any) -> None:
+    (hint,) = compare_in_training(flax, mutable=True).hints
+    assert hint.startswith("2.running_mean: flax does not update it")
+    assert hint.endswith("give flax use_running_average=False and momentum=0.9")
 
 
 class TorchTwoOutputs(nn.Module):

@@ -50,6 +50,7 @@ def misspelled(): return pair(input_axis="")
 def incomplete(): return {"params": {}}
 def a_list(): return []
 def raises(): return 1 / 0
+def branches(): return pair(flax_apply=lambda params, x: x if x.sum() > 0 else -x)
 def child_prints():
     import os, subprocess
     os.write(1, b"a library; ")
@@ -125,9 +126,10 @@ def test_the_name_of_a_file_is_refused_with_that_of_its_module(capsys: pytest.Ca
     assert "mine.py is a file: write its module, mine" in capsys.readouterr().err
 
 
-def test_an_error_of_the_users_code_names_its_line(run: Any) -> None:
-    line = OF_USER.splitlines().index("def raises(): return 1 / 0") + 1
-    assert run("raises")[2].endswith(f".py, line {line})\n")
+@pytest.mark.parametrize("function", ["raises", "branches"])
+def test_an_error_of_the_users_code_names_its_line(run: Any, function: str) -> None:
+    (line,) = (n for n, text in enumerate(OF_USER.splitlines(), 1) if text.startswith(f"def {function}()"))
+    assert run(function)[2].endswith(f".py, line {line})\n")
 
 
 def test_stdout_has_only_the_object_if_libraries_and_child_processes_print(
