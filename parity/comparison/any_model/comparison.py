@@ -121,12 +121,9 @@ class Comparison:
             graphs = (_called("flax", self._record_flax, self), _called("torch", self._record_torch, self))
             self._evidence = replace(self._evidence, uses=self._uses(*graphs))
             self._use(self._match(evidence=self._evidence))
-        known, axes = self._evidence.axes, {}
+        known = self._evidence.axes
         orders = self.correspondence.orders_of_siblings(known)
-        for key in (key for _, keys in self.correspondence.squares() for key in keys):
-            of_class = known[key].names if key in known else ""
-            if orders.get(of_class, of_class) != of_class:
-                axes[key] = Axes(orders[of_class], "square: as the other matrices")
+        axes = {key: Axes(order, "square: as the other matrices") for key, order in orders.items()}
         if axes:
             self._evidence = replace(self._evidence, axes={**known, **axes})
             self._use(self._match(evidence=self._evidence))
@@ -239,10 +236,11 @@ class Comparison:
         the models agree for longer, if nothing but a convention is against it.
         """
         groups = self.correspondence.squares()[:MAX_TRIED_GROUPS]
+        other_axes = {key: self._other_axes(key) for _, keys in groups for key in keys}
         best, kept = self._agreement(bool(groups and groups[0][0])), self._state()
         for n in range(1, len(groups) + 1):
             for several in combinations(groups, n):
-                axes = {key: self._other_axes(key) for _, keys in several for key in keys}
+                axes = {key: other_axes[key] for _, keys in several for key in keys}
                 evidence = replace(self._evidence, axes={**self._evidence.axes, **axes})
                 if self._runs_with(self._match(evidence=evidence)):
                     if self.is_same_function:
@@ -306,9 +304,8 @@ class Comparison:
     def _other_axes(self, key: str) -> Axes:
         """Return the order of axes of a square matrix that was not tried yet."""
         known = self._evidence.axes.get(key)
-        return Axes(
-            "out in" if known is not None and known.names == "in out" else "in out", "by trial: the other order fails"
-        )
+        is_in_out = key in self.correspondence.squares_as_they_are() or (known is not None and known.names == "in out")
+        return Axes("out in" if is_in_out else "in out", "by trial: the other order fails")
 
     def use_one_table(self) -> None:
         """Use PyTorch's constants in Flax where both differ only because one model has rounded them to float32."""
