@@ -44,6 +44,7 @@ from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, E
 from vit_spec import InputError
 
 MAX_TRIED_GROUPS = 3  # of square matrices, whose orders of axes are tried
+BY_TRIAL = "by trial: the other order fails"
 IMAGE_AXES = "b y x c <-> b c y x"
 
 
@@ -305,7 +306,7 @@ class Comparison:
         """Return the order of axes of a square matrix that was not tried yet."""
         known = self._evidence.axes.get(key)
         is_in_out = key in self.correspondence.squares_as_they_are() or (known is not None and known.names == "in out")
-        return Axes("out in" if is_in_out else "in out", "by trial: the other order fails")
+        return Axes("out in" if is_in_out else "in out", BY_TRIAL)
 
     def use_one_table(self) -> None:
         """Use PyTorch's constants in Flax where both differ only because one model has rounded them to float32."""
@@ -404,6 +405,9 @@ class Comparison:
         if self._misleading:
             pairs = _listed([f"{a} <-> {b}" for a, b in self._misleading])
             yield f"the order of use overrides more similar names, {pairs}: if the names are right, layers are exchanged"
+        if transposed := self.correspondence.transposed_namesakes(BY_TRIAL):
+            use = f"{_listed(transposed)} {'are' if len(transposed) > 1 else 'is'} used transposed"
+            yield f"{use}, which only a trial of both orders shows: if both models store the same matrix, one is wrong"
         yield from self._notes_on_tensors()
         if fixed := self._unequal_fixed_keys():
             which = f"{_listed(fixed)} of torch, which no optimizer trains"

@@ -95,6 +95,12 @@ class Correspondence:
         """Return the torch keys of square matrices whose axes have the same order in both models by convention."""
         return {b for pair in self.pairs if SQUARE_AS_IT_IS in pair.note for _, b, *_ in pair.arrays()}
 
+    def transposed_namesakes(self, note: str) -> list[str]:
+        """Return the torch keys of transposed matrices with this note whose own names are the same in both models."""
+        pairs = [pair for pair in self.pairs if note in pair.note and pair.matrix_axes("torch") == ["out", "in"]]
+        both = [(a, b) for pair in pairs for a, b, *_ in pair.arrays()]
+        return list(dict.fromkeys(b for a, b in both if _path(a)[-1] == _path(b)[-1]))
+
     def orders_of_siblings(self, known: Mapping[str, Axes]) -> dict[str, str]:
         """Return the order of axes of square matrices, "in out" or "out in", that all other matrices of their kind have.
 

@@ -119,6 +119,14 @@ def test_a_trial_gives_the_order_of_axes_where_nothing_else_does(is_right: bool,
     assert report.passed and (order in str(report) or not is_dense)
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_note_names_a_matrix_of_the_same_name_that_a_trial_transposes(is_right: bool) -> None:
+    weights = {"matrix": jnp.asarray(RNG.standard_normal((4, 4)), jnp.float32)}
+    report = compare_models(lambda params, x: x @ params["matrix"], weights, Matrix(is_right), ROWS, level="function")
+    notes = [note for note in report.notes if note.startswith("matrix is used transposed")]
+    assert report.passed and len(notes) == (not is_right), str(report)
+
+
 def test_a_trial_does_not_make_a_wrong_model_right() -> None:
     class Twice(Matrix):
         def forward(self, x: Any) -> Any:
