@@ -44,6 +44,7 @@ from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, E
 from vit_spec import InputError
 
 MAX_TRIED_GROUPS = 3  # of square matrices, whose orders of axes are tried
+BY_TRIAL = "by trial: the other order fails"
 IMAGE_AXES = "b y x c <-> b c y x"
 
 
@@ -122,12 +123,9 @@ class Comparison:
             graphs = (_called("flax", self._record_flax, hint), _called("torch", self._record_torch, hint))
             self._evidence = replace(self._evidence, uses=self._uses(*graphs))
             self._use(self._match(evidence=self._evidence))
-        known, axes = self._evidence.axes, {}
+        known = self._evidence.axes
         orders = self.correspondence.orders_of_siblings(known)
-        for key in (key for _, keys in self.correspondence.squares() for key in keys):
-            of_class = known[key].names if key in known else ""
-            if orders.get(of_class, of_class) != of_class:
-                axes[key] = Axes(orders[of_class], "square: as the other matrices")
+        axes = {key: Axes(order, "square: as the other matrices") for key, order in orders.items()}
         if axes:
             self._evidence = replace(self._evidence, axes={**known, **axes})
             self._use(self._match(evidence=self._evidence))
@@ -240,10 +238,11 @@ class Comparison:
         the models agree for longer, if nothing but a convention is against it.
         """
         groups = self.correspondence.squares()[:MAX_TRIED_GROUPS]
+        other_axes = {key: self._other_axes(key) for _, keys in groups for key in keys}
         best, kept = self._agreement(bool(groups and groups[0][0])), self._state()
         for n in range(1, len(groups) + 1):
             for several in combinations(groups, n):
-                axes = {key: self._other_axes(key) for _, keys in several for key in keys}
+                axes = {key: other_axes[key] for _, keys in several for key in keys}
                 evidence = replace(self._evidence, axes={**self._evidence.axes, **axes})
                 if self._runs_with(self._match(evidence=evidence)):
                     if self.is_same_function:
@@ -307,9 +306,8 @@ class Comparison:
     def _other_axes(self, key: str) -> Axes:
         """Return the order of axes of a square matrix that was not tried yet."""
         known = self._evidence.axes.get(key)
-        return Axes(
-            "out in" if known is not None and known.names == "in out" else "in out", "by trial: the other order fails"
-        )
+        is_in_out = key in self.correspondence.squares_as_they_are() or (known is not None and known.names == "in out")
+        return Axes("out in" if is_in_out else "in out", BY_TRIAL)
 
     def use_one_table(self) -> None:
         """Use PyTorch's constants in Flax where both differ only because one model has rounded them to float32."""
@@ -410,6 +408,9 @@ class Comparison:
         if self._misleading:
             pairs = _listed([f"{a} <-> {b}" for a, b in self._misleading])
             yield f"the order of use overrides more similar names, {pairs}: if the names are right, layers are exchanged"
+        if transposed := self.correspondence.transposed_namesakes(BY_TRIAL):
+            use = f"{_listed(transposed)} {'are' if len(transposed) > 1 else 'is'} used transposed"
+            yield f"{use}, which only a trial of both orders shows: if both models store the same matrix, one is wrong"
         yield from self._notes_on_tensors()
         if fixed := self._unequal_fixed_keys():
             which = f"{_listed(fixed)} of torch, which no optimizer trains"

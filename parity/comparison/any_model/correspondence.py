@@ -29,6 +29,7 @@ Arrays = Mapping[str, Array]
 Shapes = Mapping[str, tuple[int, ...]]
 
 SIDES = ("flax", "torch")
+KERNEL = "kernel"  # the name of matrices of Flax's layers
 _LAYER_OF_TORCH = re.compile(r"_l[0-9]+(?=$|_reverse$)")  # in the names that torch.nn.GRU gives its parameters
 
 
@@ -79,7 +80,7 @@ class Correspondence:
         """Return groups of square matrices, as a name and torch keys.
 
         The first groups are those whose order of axes a convention gives.  The last one, with the name "", is of those
-        whose order is that of the class of their module, which Flax's need not have.
+        whose order is that of the class of their module or of the other matrices, which Flax's need not have.
         """
         groups: dict[str, list[str]] = {}
         for pair in self.pairs:
@@ -91,20 +92,44 @@ class Correspondence:
                 groups.setdefault("", []).extend(keys)
         return [(name, tuple(dict.fromkeys(groups[name]))) for name in sorted(groups, key=lambda name: not name)]
 
-    def orders_of_siblings(self, known: Mapping[str, Axes]) -> dict[str, str]:
-        """Return the order of axes that all matrices have, "in out" or "out in", by the order that their class says, or "".
+    def squares_as_they_are(self) -> set[str]:
+        """Return the torch keys of square matrices whose axes have the same order in both models by convention."""
+        return {b for pair in self.pairs if SQUARE_AS_IT_IS in pair.note for _, b, *_ in pair.arrays()}
 
-        Only matrices count whose shapes tell the order.  All of a class may have the other order than it says, if Flax's
-        layer has the order of PyTorch's.
+    def transposed_namesakes(self, note: str) -> list[str]:
+        """Return the torch keys of transposed matrices with this note whose own names are the same in both models."""
+        pairs = [pair for pair in self.pairs if note in pair.note and pair.matrix_axes("torch") == ["out", "in"]]
+        both = [(a, b) for pair in pairs for a, b, *_ in pair.arrays()]
+        return list(dict.fromkeys(b for a, b in both if _path(a)[-1] == _path(b)[-1]))
+
+    def orders_of_siblings(self, known: Mapping[str, Axes]) -> dict[str, str]:
+        """Return the order of axes of square matrices, "in out" or "out in", that all other matrices of their kind have.
+
+        The keys are those of PyTorch.  Matrices of a kind are of classes that say the same order, or of none, and all of
+        them are kernels, or none is.  Without class and kernels they also have the same name, as a table of positions has
+        another one.  Only matrices count whose shapes tell the order.  All of a class may have the other order than it
+        says, if Flax's layer has the order of PyTorch's.  Kernels with the order of their class are left out.
 
         known: the order of axes of matrices whose class fixes it, by torch key.
         """
-        orders: dict[str, set[str]] = defaultdict(set)
+        kinds: dict[str, tuple[str, str]] = {}
+        orders: dict[tuple[str, str], set[str]] = defaultdict(set)
         for pair in self.pairs:
-            if pair.matrix_axes("flax") == ["in", "out"] and not pair.note and pair.sizes["in"] != pair.sizes["out"]:
-                for _, key, *_ in pair.arrays():
-                    orders[known[key].names if key in known else ""].add(" ".join(pair.matrix_axes("torch")))
-        return {of_class: found.pop() for of_class, found in orders.items() if len(found) == 1}
+            axes, other_axes = (" ".join(pair.matrix_axes(side)) for side in SIDES)
+            is_told = not pair.note and len({pair.sizes[axis] for axis in axes.split()}) == 2
+            for a, b, *_ in pair.arrays():
+                of_class, is_kernel = known[b].names if b in known else "", _path(a)[-1] == KERNEL
+                kind = kinds[b] = (of_class, KERNEL if is_kernel else "" if of_class else _path(b)[-1])
+                if is_told and axes == "in out":
+                    orders[kind].add(other_axes)
+                elif is_told and axes == "row width" and not is_kernel:
+                    # Without a class the order is the same in both models by convention, and needs no evidence.
+                    is_linear = of_class in ("in out", "out in")
+                    orders[kind].add(other_axes.replace("row", "in").replace("width", "out") if is_linear else "")
+        decided = {kind: found.pop() for kind, found in orders.items() if len(found) == 1}
+        squares = [key for _, keys in self.squares() for key in keys]
+        by_key = {key: decided.get(kinds[key], "") for key in squares}
+        return {key: order for key, order in by_key.items() if order and kinds[key] != (order, KERNEL)}
 
     def keys(self) -> Iterator[tuple[str, str]]:
         """Yield flax key and torch key of each pair of arrays."""

@@ -35,7 +35,8 @@ FUSED = {"qkv": QKV, "kv": QKV[1:]}  # the word for several fused matrices -> th
 class Axes(NamedTuple):
     """The order of the axes of a matrix or a kernel of PyTorch.
 
-    names: "out in", as linear layers and convolutions have it, or "in out", as transposed convolutions do.
+    names: "out in", as linear layers and convolutions have it, or "in out", as transposed convolutions do, or
+        "row width", as embeddings do, whose tables have this order in Flax too.
     evidence: a clause that says how it is known; "" if the class of the module fixes it.
     """
 
@@ -129,7 +130,7 @@ def torch_parameter(key: str, shape: tuple[int, ...], axes: Axes | None = None) 
     axes: the order of the axes of a matrix, if it is known; the parameter has it as PyTorch's linear layers do.
     """
     found = _torch_parameter(key, shape)
-    if axes is None:
+    if axes is None or axes.names == "row width":
         return found
     is_other_order = axes.names == "in out"
     if is_other_order and len(shape) == 2:

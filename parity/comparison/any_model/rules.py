@@ -98,7 +98,9 @@ def _find_rule(
     if len(flax) == len(torch) == 2 and flax == torch[::-1] and not is_torch_like:
         if flax != torch:
             return "in out", "out in", ""
-        note = order or f"by convention: {SQUARE_AS_IT_IS}"
+        if order is not None:
+            return "in out", "out in", order or f"by convention: {SQUARE}"
+        note = f"by convention: {SQUARE_AS_IT_IS}"
     a, b = ([n for n in shape if n > 1] for shape in (flax, torch))
     if len(a) >= len(SAME_AXES) or (a != b and b != [prod(a)]):
         return None

@@ -146,15 +146,17 @@ def matrix_axes(module: Any) -> dict[str, Axes]:
 
     found: dict[str, Axes] = {}
     for path, inner in module.named_modules():
-        is_linear = isinstance(inner, (torch.nn.Linear, torch.nn.MultiheadAttention, torch.nn.Embedding))
+        is_linear = isinstance(inner, (torch.nn.Linear, torch.nn.MultiheadAttention))
+        is_table = isinstance(inner, torch.nn.Embedding)
         is_convolution = isinstance(inner, torch.nn.modules.conv._ConvNd)
         # The layer of GPT-2 in transformers, which is a linear layer in spite of its name.
         is_of_gpt2 = type(inner).__name__ == "Conv1D" and hasattr(inner, "nf")
         is_other_order = is_of_gpt2 or isinstance(inner, torch.nn.modules.conv._ConvTransposeNd)
-        if is_linear or is_convolution or is_of_gpt2:
+        names = "row width" if is_table else "in out" if is_other_order else "out in"
+        if is_linear or is_table or is_convolution or is_of_gpt2:
             for name, parameter in inner.named_parameters(recurse=False):
                 if parameter.ndim > 1:
-                    found[f"{path}.{name}".lstrip(".")] = Axes("in out" if is_other_order else "out in")
+                    found[f"{path}.{name}".lstrip(".")] = Axes(names)
     return found
 
 

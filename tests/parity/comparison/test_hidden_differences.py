@@ -139,8 +139,8 @@ def test_complex_rotations_in_float32_are_the_table_of_the_other_model(is_comple
     report = compare_models(rotary(1e4, is_complex), {"wq": SQUARE}, Rotary(), x)
     assert report.passed and "the same for the first check: a constant" in str(report), str(report)
     wrong = compare_models(rotary(10001.0, is_complex), {"wq": SQUARE}, Rotary(), x, level="function")
-    # The order of axes of the square matrix is found although the models differ, so that the product is not blamed.
-    assert not wrong.passed and "wq | row width  <->  wq.weight | width row    (by trial" in str(wrong)
+    # The class gives the order of axes of the square matrix although the models differ, so that the product is not blamed.
+    assert not wrong.passed and "wq | in out  <->  wq.weight | out in    (by convention: square: transposed)" in str(wrong)
 
 
 # Outputs --------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """What `assert_parity` finds out about models of today: orders of axes, outputs that are no arrays, masks of dropout."""
 
+import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,6 +119,14 @@ def test_a_trial_gives_the_order_of_axes_where_nothing_else_does(is_right: bool,
     assert report.passed and (order in str(report) or not is_dense)
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_note_names_a_matrix_of_the_same_name_that_a_trial_transposes(is_right: bool) -> None:
+    weights = {"matrix": jnp.asarray(RNG.standard_normal((4, 4)), jnp.float32)}
+    report = compare_models(lambda params, x: x @ params["matrix"], weights, Matrix(is_right), ROWS, level="function")
+    notes = [note for note in report.notes if note.startswith("matrix is used transposed")]
+    assert report.passed and len(notes) == (not is_right), str(report)
+
+
 def test_a_trial_does_not_make_a_wrong_model_right() -> None:
     class Twice(Matrix):
         def forward(self, x: Any) -> Any:
@@ -190,6 +200,75 @@ def test_a_square_matrix_of_a_function_is_found_beside_a_table_that_is_rounded()
     weights = {"mix": {"w": jnp.asarray(RNG.standard_normal((4, 4)), jnp.float32)}}
     report = compare_models(Functions.flax, weights, Functions(), ROWS, level="function")
     assert report.passed and len(report.tables) == 1, str(report)
+
+
+class OwnLinear(nn.Module):
+    """A linear layer with parameters of its own, without a class that says how its matrix is stored."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(n_out, n_in)), nn.Parameter(torch.randn(n_out))
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.linear(x, self.w, self.b)
+
+
+class Layers(nn.Module):
+    """A factor, which the same model as a function of JAX does not have, positions, and layers of these widths."""
+
+    def __init__(self, layer: Any, widths: tuple[int, ...], factor: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([layer(*pair) for pair in pairwise(widths)])
+        self.pos = nn.Parameter(torch.randn(widths[0], widths[0]))
+        self.widths, self.factor = widths, factor
+
+    def forward(self, x: Any) -> Any:
+        x = self.factor * x + self.pos
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+    def compare(self, is_out_in: bool = False) -> Any:
+        """Return the report of this model and the function, whose matrices are (in, out), or (out, in)."""
+
+        def flax(params: Any, x: Any) -> Any:
+            x = x + params["pos"]
+            for layer in params["layers"]:
+                x = jnp.tanh(x @ (layer["w"].T if is_out_in else layer["w"]) + layer["b"])
+            return x
+
+        shapes = [(b, a) if is_out_in else (a, b) for a, b in pairwise(self.widths)]
+        params = {
+            "layers": [
+                {"w": jnp.zeros(shape), "b": jnp.zeros(n)} for shape, n in zip(shapes, self.widths[1:], strict=True)
+            ],
+            "pos": jnp.zeros(self.pos.shape),
+        }
+        x = RNG.standard_normal((3, *self.pos.shape)).astype(np.float32)
+        return compare_models(flax, params, self, x, weights="torch", level="function")
+
+
+ORDERS_OF_A_FUNCTION: dict[str, tuple[Any, tuple[int, ...], bool, str]] = {
+    "siblings": (nn.Linear, (4, 6, 6), False, "layers/1/w | in out  <->  layers.1.weight | out in"),
+    "class": (nn.Linear, (4, 4), False, "layers/0/w | in out  <->  layers.0.weight | out in"),
+    "siblings against the class": (nn.Linear, (4, 6, 6), True, "layers/1/w | in out  <->  layers.1.weight | in out"),
+    "class of GPT-2": (lambda a, b: Conv1D(b, a), (4, 4), False, "layers/0/w | in out  <->  layers.0.weight | in out"),
+    "siblings without a class": (OwnLinear, (4, 6, 6), False, "layers/1/w | in out  <->  layers.1.w | out in"),
+}
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+@pytest.mark.parametrize("name", ORDERS_OF_A_FUNCTION)
+def test_the_order_of_axes_of_a_square_matrix_of_a_function_does_not_depend_on_a_fault(name: str, factor: float) -> None:
+    layer, widths, is_out_in, line = ORDERS_OF_A_FUNCTION[name]
+    report = Layers(layer, widths, factor).compare(is_out_in)
+    assert report.passed == (factor == 1) and line in re.sub(" +<->", "  <->", str(report)), str(report)
+    assert "pos | row width" in str(report)
+
+
+def test_a_trial_finds_a_matrix_of_a_function_with_the_other_order_than_the_class() -> None:
+    report = Layers(nn.Linear, (4, 4), 1.0).compare(is_out_in=True)
+    assert report.passed and "0.weight | in out    (by trial: the other order fails)" in str(report), str(report)
 
 
 class MisleadingNames(linen.Module):
