@@ -10,6 +10,7 @@ pytest.importorskip("jax")
 pytest.importorskip("torch")
 
 import vit_spec
+from parity.checkpoints.conversion import to_torch
 from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from parity.comparison import two_files
 from parity.comparison.forward_backward import TorchTwin
@@ -17,7 +18,9 @@ from parity.comparison.two_files import compare_files
 from tests.extreme_weights import CONFIGS, flatten_params
 from tests.twins import perturbed_params, small_config
 from vit_spec import InputError
+from vit_torch import ViT
 
+PLAIN = small_config(vit_spec.get("vit_s16"))
 TINY = CONFIGS["width 2, three blocks"]
 
 
@@ -62,6 +65,32 @@ def test_a_table_that_all_blocks_use_is_named_although_the_first_stage_is_right(
     report = compare_files(as_checkpoint(params, config, "jax"), as_checkpoint(other, turned, "jax"))
     assert str(report.part) in ("cosines", "sines") and report.harmless == 0
     assert "blocks.1.mlp.fc2" in {str(origin.part) for origin in report.origins}
+
+
+def with_fields(**fields: Any) -> Checkpoint:
+    """Return a checkpoint with some config fields changed, and the parameters that its config still has."""
+    config = PLAIN.replace(**fields)
+    state = to_torch(perturbed_params(PLAIN), PLAIN)
+    return Checkpoint(config, "torch", {name: state[name] for name in ViT(config).state_dict()})
+
+
+def test_a_part_of_another_shape_is_named_and_not_the_part_that_reads_it(torch_alone: None) -> None:
+    other = with_fields(num_heads=4)
+    other.arrays["blocks.1.mlp.fc2.bias"] *= 2
+    report = compare_files(with_fields(), other)
+    assert [str(origin.part) for origin in report.origins] == ["blocks.0.attn.qkv", "blocks.1.mlp.fc2"]
+    assert "blocks.0.attn.qkv, which has another shape: (2, 7, 3, 2, 8) and (2, 7, 3, 4, 4); 1 further" in report.verdict
+    assert f"{len(report.uncompared)} tensors were not compared" in str(report)
+    shapes = {"first": [2, 2, 7, 7], "second": [2, 4, 7, 7]}
+    assert report.facts()["uncompared"]["blocks.0.attn.scores"] == shapes
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_part_that_only_one_file_has_is_named_and_not_the_part_that_reads_it(is_first: bool, torch_alone: None) -> None:
+    files = with_fields(), with_fields(norms={"after_blocks": False})
+    report = compare_files(*(files if is_first else reversed(files)))
+    assert [str(origin.part) for origin in report.origins] == ["norm"]
+    assert f"is norm, which only the {'first' if is_first else 'second'} file has" in report.verdict
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
