@@ -1,7 +1,7 @@
 """Compare the functions of two checkpoints in any formats: both run in both twins in float64 on the same images."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isfinite
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from parity.comparison.localisation import Origin, Part, check_in_isolation, mer
 from parity.comparison.progress import StepProgress
 from parity.comparison.tolerances import AMPLIFIED_ERROR_FACTOR, FLOAT64_TOLERANCE, MAX_TOLERANCE, ErrorNorms
 from parity.terminal import Terminal
-from vit_spec import InputError
+from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS
 from vit_spec.finite_json import replace_non_finite
 
@@ -37,6 +37,8 @@ class FileReport:
     uncompared: name of an intermediate that has another shape in the second file, or that only one file has -> its shape in
         the first and in the second file, None where it is missing; in the order of computation.
     config: fields in which the two configs differ.
+    limits: differences of the configs that the compared images cannot show, one clause for each.
+    image_size: (height, width) of the compared images.
     tolerance: largest allowed relRMS of the outputs: 1e-12, or 12 times the measured rounding errors of either file.
     """
 
@@ -46,6 +48,8 @@ class FileReport:
     tolerance: float = FLOAT64_TOLERANCE
     harmless: int = 0
     uncompared: Mapping[str, tuple[Shape | None, Shape | None]] = field(default_factory=dict)
+    limits: tuple[str, ...] = ()
+    image_size: tuple[int, int] = (0, 0)
 
     @property
     def passed(self) -> bool:
@@ -77,7 +81,10 @@ class FileReport:
         worst = max(self.differences["logits"])
         if self.passed:
             rounding = f", within the measured rounding errors of {self.tolerance:.0e}" if worst > FLOAT64_TOLERANCE else ""
-            return f"PASS: the same function, outputs agree to {worst:.1e} in float64{rounding}"
+            height, width = self.image_size
+            images = f" of normalized images of {height}x{width}" if self.limits else ""
+            limits = "".join(f"; {limit}" for limit in self.limits)
+            return f"PASS: the same function{images}, outputs agree to {worst:.1e} in float64{rounding}{limits}"
         earlier = len({origin.part for origin in self.origins[: self.harmless]})
         others = len({origin.part for origin in self.origins[self.harmless :]} - {self.part})
         difference = (
@@ -113,6 +120,7 @@ class FileReport:
             "tensors": {name: {"torch": torch, "jax": jax} for name, (torch, jax) in self.differences.items()},
             "uncompared": {name: {"first": first, "second": second} for name, (first, second) in self.uncompared.items()},
             "configs_differ": list(self.config),
+            "limits": list(self.limits),
         }
         return dict(replace_non_finite(found))
 
@@ -183,9 +191,9 @@ def compare_files(
         for name in order
         if name not in differences and name != "loss"
     }
-    fields = _differing_fields(first, second)
+    fields, limits = _differing_fields(first, second), tuple(_limits(a, b))
     if max(differences["logits"]) <= FLOAT64_TOLERANCE:
-        return FileReport(differences, (), fields, uncompared=uncompared)
+        return FileReport(differences, (), fields, uncompared=uncompared, limits=limits, image_size=a.image_size)
     progress("every part of the second file in isolation")
     shared = PassResult({name: value for name, value in runs[0][0].values.items() if name in differences})
     isolated = TorchTwin(inputs[1], "explicit").run(backward=False, inputs_from=shared)
@@ -212,7 +220,9 @@ def compare_files(
     if max(differences["logits"]) > tolerance and origins:
         progress("the first stage that changes the outputs")
         harmless = _count_harmless(origins, runs[0][0], runs[1][0], twins[0], order, set(differences), tolerance)
-    return FileReport(differences, tuple(origins), fields, tolerance, harmless, uncompared)
+    return FileReport(
+        differences, tuple(origins), fields, tolerance, harmless, uncompared, limits=limits, image_size=a.image_size
+    )
 
 
 def _readers_of_uncompared(twin: TorchTwin, run: PassResult, shared: PassResult) -> set[str]:
@@ -276,6 +286,32 @@ def _count_harmless(
 def _differing_fields(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:
     a, b = first.config, second.config
     return tuple(f"{name} is {a.at(name)!r} and {b.at(name)!r}" for name in FIELDS if a.at(name) != b.at(name))
+
+
+def _limits(a: ViTConfig, b: ViTConfig) -> Iterator[str]:
+    """Yield a clause for the differences that show only on pictures, and one for those on images of another size."""
+    pictures = [  # a single mean or std is for all channels
+        name
+        for name in ("pixels.mean", "pixels.std")
+        if not np.array_equal(np.broadcast_to(a.at(name), a.in_channels), np.broadcast_to(b.at(name), b.in_channels))
+    ]
+    if a.image_size != b.image_size:
+        pictures.append("image_size")
+    if pictures:
+        yield f"{_enumerate(pictures)}, so the same picture gives other outputs"
+    is_resampled = "learned" in (a.positions.kind, b.positions.kind)
+    sizes = [
+        name
+        for name in FIELDS
+        if (name in ("tokens.pad", "tokens.crop") or (is_resampled and name.startswith("resampling.")))
+        and a.at(name) != b.at(name)
+    ]
+    if sizes:
+        yield f"{_enumerate(sizes)}, so images of another size may give other outputs"
+
+
+def _enumerate(names: list[str]) -> str:
+    return f"{' and '.join(names)} {'differ' if len(names) > 1 else 'differs'}"
 
 
 def _shape(run: PassResult, name: str) -> Shape | None:

@@ -93,6 +93,33 @@ def test_a_part_that_only_one_file_has_is_named_and_not_the_part_that_reads_it(i
     assert f"is norm, which only the {'first' if is_first else 'second'} file has" in report.verdict
 
 
+@pytest.mark.parametrize(
+    ("change", "end"),
+    [
+        (
+            {"pixels": {"mean": (0.4,), "std": (0.2,)}},
+            "pixels.mean and pixels.std differ, so the same picture gives other outputs",
+        ),
+        (
+            {"resampling": {"antialias": False}},
+            "resampling.antialias differs, so images of another size may give other outputs",
+        ),
+    ],
+)
+def test_the_verdict_names_differences_that_normalized_images_of_one_size_do_not_show(
+    change: dict[str, Any], end: str, torch_alone: None
+) -> None:
+    report = compare_files(with_fields(), with_fields(**change))
+    assert report.passed
+    assert report.verdict.startswith("PASS: the same function of normalized images of 32x48, outputs agree to 0.0e+00")
+    assert report.verdict.endswith(f"in float64; {end}") and report.facts()["limits"] == [end]
+
+
+def test_one_mean_for_all_channels_is_the_same_normalization(torch_alone: None) -> None:
+    report = compare_files(with_fields(), with_fields(pixels={"mean": (0.5,) * 3}))
+    assert report.verdict == "PASS: the same function, outputs agree to 0.0e+00 in float64"
+
+
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_models_that_compute_nan_are_not_compared(number: float) -> None:
     """Both files give the same NaN, although they are different models."""
