@@ -86,11 +86,14 @@ class FileReport:
             limits = "".join(f"; {limit}" for limit in self.limits)
             return f"PASS: the same function{images}, outputs agree to {worst:.1e} in float64{rounding}{limits}"
         earlier = len({origin.part for origin in self.origins[: self.harmless]})
-        others = len({origin.part for origin in self.origins[self.harmless :]} - {self.part})
+        later = {origin.part for origin in self.origins[self.harmless :]} - {self.part}
+        others, block = len(later), _block(self.part)
         difference = (
             self._describe(self.origins[self.harmless]) if self.origins else "although no part differs on the same inputs"
         )
         more = f"; {others} further part{'s differ' if others > 1 else ' differs'}" if others else ""
+        if block and any(_block(part) == block for part in later):
+            more += f", and within {block} some may not change the outputs"
         if earlier:
             more += f"; {earlier} earlier part{'s differ' if earlier > 1 else ' differs'} without changing the outputs"
         return (
@@ -139,6 +142,11 @@ class FileReport:
             what = "1 tensor was" if count == 1 else f"{count} tensors were"
             lines.insert(0, f"{what} not compared: of another shape, or in one file only\n")
         return f"{capture.get()}relRMS of the second file from the first, in float64\n{''.join(lines)}{self.verdict}"
+
+
+def _block(part: Part | None) -> str:
+    """Return the block of a part, such as "blocks.3", or "" for a part outside the blocks."""
+    return ".".join(part.module.split(".")[:2]) if part and part.module.startswith("blocks.") else ""
 
 
 def compare_files(

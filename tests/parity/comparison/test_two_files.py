@@ -14,7 +14,8 @@ from parity.checkpoints.conversion import to_torch
 from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from parity.comparison import two_files
 from parity.comparison.forward_backward import TorchTwin
-from parity.comparison.two_files import compare_files
+from parity.comparison.localisation import Origin, Part
+from parity.comparison.two_files import FileReport, compare_files
 from tests.extreme_weights import CONFIGS, flatten_params
 from tests.twins import perturbed_params, small_config
 from vit_spec import InputError
@@ -55,6 +56,14 @@ def test_parts_that_do_not_change_the_outputs_are_not_named_first(torch_alone: N
     assert str(report.part) == "blocks.2.mlp.fc2"
     assert str(report.origins[0].part).startswith("blocks.0.mlp.fc1")
     assert report.verdict.endswith("parts differ without changing the outputs")
+
+
+def test_the_verdict_says_that_parts_of_the_named_block_may_not_change_the_outputs() -> None:
+    names = ("blocks.1.attn.qkv", "blocks.1.mlp.fc2", "blocks.10.norm1")
+    first, same, other = (Origin(name, Part(name, ""), 1.0, "torch") for name in names)
+    same_block, other_block = (FileReport({"logits": (1.0, 1.0)}, (first, more), ()).verdict for more in (same, other))
+    assert same_block.endswith("; 1 further part differs, and within blocks.1 some may not change the outputs")
+    assert other_block.endswith("; 1 further part differs")
 
 
 def test_a_table_that_all_blocks_use_is_named_although_the_first_stage_is_right(torch_alone: None) -> None:
