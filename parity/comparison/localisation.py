@@ -95,14 +95,15 @@ class Origin:
     part: the part that computes it.
     error: relRMS of its result from the reference's input; infinite for the reasons below.
     twin: "jax" or "torch", the twin that is wrong; for a difference in precision, the less precise one.
-    reason: "missing" if only one twin computes it, "not finite" if `twin` computes NaN or infinities, "" for other results.
+    reason: "missing" if only one of the two passes has it, "shape" if it has another shape, "not finite" if `twin` computes
+        NaN or infinities, "" for other results.
     """
 
     name: str
     part: Part
     error: float
     twin: str
-    reason: Literal["", "missing", "not finite"] = ""
+    reason: Literal["", "missing", "shape", "not finite"] = ""
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,20 @@ def compare_forward(reference: PassResult, other: PassResult) -> Iterator[tuple[
             yield extra, ErrorNorms.infinite()
         yield name, ErrorNorms.of(other.values[name], value) if name in other.values else ErrorNorms.infinite()
     yield from ((name, ErrorNorms.infinite()) for name in extra_names)
+
+
+def merge_names(first: Iterable[str], second: Iterable[str]) -> list[str]:
+    """Return the names of the intermediates of two passes, each in the order of computation, in a common order.
+
+    A name that only the second pass has comes directly before the next name of both.
+    """
+    names, end = list(first), None
+    known = set(names)
+    for name in reversed(list(second)):
+        if name not in known:
+            names.insert(len(names) if end is None else names.index(end), name)
+        end = name
+    return names
 
 
 def compare_backward(reference: PassResult, other: PassResult) -> Iterator[tuple[str, ErrorNorms, float]]:

@@ -1,24 +1,27 @@
 """Compare the functions of two checkpoints in any formats: both run in both twins in float64 on the same images."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from math import isfinite
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import inf, isfinite
+from typing import Any, Literal
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.amplification import measure_rounding_errors
 from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, check_finite, noise_images
-from parity.comparison.localisation import Origin, Part, check_in_isolation, swap_bisection
+from parity.comparison.localisation import Origin, Part, check_in_isolation, merge_names, swap_bisection
 from parity.comparison.progress import StepProgress
 from parity.comparison.tolerances import AMPLIFIED_ERROR_FACTOR, FLOAT64_TOLERANCE, MAX_TOLERANCE, ErrorNorms
 from parity.terminal import Terminal
-from vit_spec import InputError
+from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS
 from vit_spec.finite_json import replace_non_finite
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,15 @@ class FileReport:
 
     differences: name of an intermediate -> relRMS of the second file, with the first as reference, in the PyTorch and in
         the JAX twin.
-    origins: parts of the second file that differ although they take the inputs of the first file's parts.
+    origins: parts of the second file that differ although they take the inputs of the first file's parts, and the first of
+        `uncompared`.
     harmless: number of the origins at the start of `origins` in stages whose results do not change the outputs, such as
         hidden units in another order.
+    uncompared: name of an intermediate that has another shape in the second file, or that only one file has -> its shape in
+        the first and in the second file, None where it is missing; in the order of computation.
     config: fields in which the two configs differ.
+    limits: differences of the configs that the compared images cannot show, one clause for each.
+    image_size: (height, width) of the compared images.
     tolerance: largest allowed relRMS of the outputs: 1e-12, or 12 times the measured rounding errors of either file.
     """
 
@@ -39,6 +47,9 @@ class FileReport:
     config: tuple[str, ...]
     tolerance: float = FLOAT64_TOLERANCE
     harmless: int = 0
+    uncompared: Mapping[str, tuple[Shape | None, Shape | None]] = field(default_factory=dict)
+    limits: tuple[str, ...] = ()
+    image_size: tuple[int, int] = (0, 0)
 
     @property
     def passed(self) -> bool:
@@ -70,34 +81,49 @@ class FileReport:
         worst = max(self.differences["logits"])
         if self.passed:
             rounding = f", within the measured rounding errors of {self.tolerance:.0e}" if worst > FLOAT64_TOLERANCE else ""
-            return f"PASS: the same function, outputs agree to {worst:.1e} in float64{rounding}"
+            height, width = self.image_size
+            images = f" of normalized images of {height}x{width}" if self.limits else ""
+            limits = "".join(f"; {limit}" for limit in self.limits)
+            return f"PASS: the same function{images}, outputs agree to {worst:.1e} in float64{rounding}{limits}"
         earlier = len({origin.part for origin in self.origins[: self.harmless]})
-        others = len({origin.part for origin in self.origins[self.harmless :]} - {self.part})
-        isolated = (
-            f"by {self.origins[self.harmless].error:.1e} on the same inputs"
-            if self.origins
-            else "although no part differs on the same inputs"
+        later = {origin.part for origin in self.origins[self.harmless :]} - {self.part}
+        others, block = len(later), _block(self.part)
+        difference = (
+            self._describe(self.origins[self.harmless]) if self.origins else "although no part differs on the same inputs"
         )
         more = f"; {others} further part{'s differ' if others > 1 else ' differs'}" if others else ""
+        if block and any(_block(part) == block for part in later):
+            more += f", and within {block} some may not change the outputs"
         if earlier:
             more += f"; {earlier} earlier part{'s differ' if earlier > 1 else ' differs'} without changing the outputs"
         return (
             f"FAIL: another function, outputs differ by {worst:.1e} in float64 (tolerance {self.tolerance:.0e}); "
-            f"the first part that differs is {self.part}, {isolated}{more}"
+            f"the first part that differs is {self.part}, {difference}{more}"
         )
+
+    def _describe(self, origin: Origin) -> str:
+        """Return how an origin differs, as the relative clause or the amount that follows its name."""
+        if origin.name not in self.uncompared:
+            return f"by {origin.error:.1e} on the same inputs"
+        first, second = self.uncompared[origin.name]
+        if first and second:
+            return f"which has another shape: {first} and {second}"
+        return f"which only the {'first' if first else 'second'} file has"
 
     def facts(self) -> dict[str, Any]:
         """Return everything for JSON; infinite numbers and NaN become null."""
-        first = {"name": str(self.part), **asdict(self.part)} if self.part else None
+        part = {"name": str(self.part), **asdict(self.part)} if self.part else None
         found = {
             "passed": self.passed,
             "verdict": self.verdict,
             "tolerance": self.tolerance,
-            "first": first,
+            "first": part,
             "origins": [{**asdict(origin), "place": str(origin.part)} for origin in self.origins],
             "harmless": self.harmless,
             "tensors": {name: {"torch": torch, "jax": jax} for name, (torch, jax) in self.differences.items()},
+            "uncompared": {name: {"first": first, "second": second} for name, (first, second) in self.uncompared.items()},
             "configs_differ": list(self.config),
+            "limits": list(self.limits),
         }
         return dict(replace_non_finite(found))
 
@@ -111,8 +137,16 @@ class FileReport:
         console = Terminal(width=100, force_terminal=False)
         with console.capture() as capture:
             console.print(table)
-        fields = [f"config: {line}\n" for line in self.config]
-        return f"{capture.get()}relRMS of the second file from the first, in float64\n{''.join(fields)}{self.verdict}"
+        lines = [f"config: {line}\n" for line in self.config]
+        if count := len(self.uncompared):
+            what = "1 tensor was" if count == 1 else f"{count} tensors were"
+            lines.insert(0, f"{what} not compared: of another shape, or in one file only\n")
+        return f"{capture.get()}relRMS of the second file from the first, in float64\n{''.join(lines)}{self.verdict}"
+
+
+def _block(part: Part | None) -> str:
+    """Return the block of a part, such as "blocks.3", or "" for a part outside the blocks."""
+    return ".".join(part.module.split(".")[:2]) if part and part.module.startswith("blocks.") else ""
 
 
 def compare_files(
@@ -159,9 +193,15 @@ def compare_files(
         for name, value in runs[0][0].values.items()
         if name != "loss" and name in runs[1][0].values and runs[1][0].values[name].shape == value.shape
     }
-    fields = _differing_fields(first, second)
+    order = merge_names(runs[0][0].values, runs[1][0].values)
+    uncompared = {
+        name: (_shape(runs[0][0], name), _shape(runs[1][0], name))
+        for name in order
+        if name not in differences and name != "loss"
+    }
+    fields, limits = _differing_fields(first, second), tuple(_limits(a, b))
     if max(differences["logits"]) <= FLOAT64_TOLERANCE:
-        return FileReport(differences, (), fields)
+        return FileReport(differences, (), fields, uncompared=uncompared, limits=limits, image_size=a.image_size)
     progress("every part of the second file in isolation")
     shared = PassResult({name: value for name, value in runs[0][0].values.items() if name in differences})
     isolated = TorchTwin(inputs[1], "explicit").run(backward=False, inputs_from=shared)
@@ -174,15 +214,53 @@ def compare_files(
         else FLOAT64_TOLERANCE
     )
     parts = check_in_isolation(shared, local, "torch", measure_rounding_errors(twins[0], "float64", shared, backward=False))
+    origins = list(parts.origins)
+    if uncompared:
+        progress("the parts that have other inputs in the two files")
+        passes = zip(twins, (runs[0][0], isolated), strict=True)
+        unequal = {name for twin, run in passes for name in _readers_of_uncompared(twin, run, shared)}
+        origins = [origin for origin in origins if origin.name not in unequal]
+        name = next(iter(uncompared))
+        reason: Literal["missing", "shape"] = "missing" if None in uncompared[name] else "shape"
+        origins.append(Origin(name, Part.of(name, order), inf, "torch", reason))
+        origins.sort(key=lambda origin: order.index(origin.name))
     harmless = 0
-    if max(differences["logits"]) > tolerance and parts.origins:
+    if max(differences["logits"]) > tolerance and origins:
         progress("the first stage that changes the outputs")
-        harmless = _count_harmless(parts.origins, runs[0][0], runs[1][0], twins[0], list(differences), tolerance)
-    return FileReport(differences, parts.origins, fields, tolerance, harmless)
+        harmless = _count_harmless(origins, runs[0][0], runs[1][0], twins[0], order, set(differences), tolerance)
+    return FileReport(
+        differences, tuple(origins), fields, tolerance, harmless, uncompared, limits=limits, image_size=a.image_size
+    )
+
+
+def _readers_of_uncompared(twin: TorchTwin, run: PassResult, shared: PassResult) -> set[str]:
+    """Return the names of the parts that read an intermediate that `shared` lacks.
+
+    The twins record no inputs of parts, so noise replaces these intermediates: the parts whose results change read them.
+
+    Args:
+        twin: the twin of one file.
+        run: its pass, with the inputs of `shared`.
+        shared: the intermediates of both files.
+    """
+    rng = np.random.default_rng(0)
+    noise = {
+        name: value + rng.standard_normal(value.shape) * (1 + np.abs(value).max(initial=0.0))
+        for name, value in run.values.items()
+        if name not in shared.values
+    }
+    changed = twin.run(backward=False, inputs_from=PassResult({**shared.values, **noise}))
+    return {name for name in shared.values if not _relrms(changed, run, name) <= FLOAT64_TOLERANCE}
 
 
 def _count_harmless(
-    origins: Sequence[Origin], first: PassResult, second: PassResult, twin: TorchTwin, names: list[str], tolerance: float
+    origins: Sequence[Origin],
+    first: PassResult,
+    second: PassResult,
+    twin: TorchTwin,
+    names: list[str],
+    compared: set[str],
+    tolerance: float,
 ) -> int:
     """Return the number of origins before the first stage whose result in the second file changes the outputs.
 
@@ -192,7 +270,8 @@ def _count_harmless(
         origins: the parts that differ, in the order of computation.
         first, second: the passes of both files.
         twin: the twin of the first file.
-        names: names of the intermediates of both files, in the order of computation.
+        names: names of the intermediates of either file, in the order of computation.
+        compared: those that both files have, in one shape.
         tolerance: largest allowed relRMS of the outputs.
 
     Returns:
@@ -200,7 +279,7 @@ def _count_harmless(
     """
     depth = twin.inputs.config.depth
     stages = ["embed", *(f"blocks.{i}" for i in range(depth)), "outputs"]
-    if not set(stages[:-1]) <= set(names) or f"blocks.{depth}" in second.values:
+    if not set(stages[:-1]) <= compared or f"blocks.{depth}" in second.values:
         return 0
     wrong = stages.index(swap_bisection(first, second, twin, depth, tolerance).stage)
     earlier = names[: names.index(stages[wrong - 1]) + 1] if wrong else []
@@ -208,13 +287,43 @@ def _count_harmless(
     if count in (0, len(origins)):
         return 0
     # All blocks use a table of rotary positions, so the end of a stage alone does not show its effect.
-    swapped = PassResult({name: second.values[name] for name in earlier})
+    swapped = PassResult({name: second.values[name] for name in earlier if name in compared})
     return count if _relrms(twin.run(backward=False, inputs_from=swapped), first, "logits") <= tolerance else 0
 
 
 def _differing_fields(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:
     a, b = first.config, second.config
     return tuple(f"{name} is {a.at(name)!r} and {b.at(name)!r}" for name in FIELDS if a.at(name) != b.at(name))
+
+
+def _limits(a: ViTConfig, b: ViTConfig) -> Iterator[str]:
+    """Yield a clause for the differences that show only on pictures, and one for those on images of another size."""
+    pictures = [  # a single mean or std is for all channels
+        name
+        for name in ("pixels.mean", "pixels.std")
+        if not np.array_equal(np.broadcast_to(a.at(name), a.in_channels), np.broadcast_to(b.at(name), b.in_channels))
+    ]
+    if a.image_size != b.image_size:
+        pictures.append("image_size")
+    if pictures:
+        yield f"{_enumerate(pictures)}, so the same picture gives other outputs"
+    is_resampled = "learned" in (a.positions.kind, b.positions.kind)
+    sizes = [
+        name
+        for name in FIELDS
+        if (name in ("tokens.pad", "tokens.crop") or (is_resampled and name.startswith("resampling.")))
+        and a.at(name) != b.at(name)
+    ]
+    if sizes:
+        yield f"{_enumerate(sizes)}, so images of another size may give other outputs"
+
+
+def _enumerate(names: list[str]) -> str:
+    return f"{' and '.join(names)} {'differ' if len(names) > 1 else 'differs'}"
+
+
+def _shape(run: PassResult, name: str) -> Shape | None:
+    return run.values[name].shape if name in run.values else None
 
 
 def _relrms(found: PassResult, expected: PassResult, name: str) -> float:

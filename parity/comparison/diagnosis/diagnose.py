@@ -167,7 +167,9 @@ def _diagnose(
         if not is_repaired:
             matches, others = (), (*matches, *others)
     matched = () if differing else tuple(_make_cause(match, checkpoint, source, is_match=True) for match in matches)
-    layer = _suspect(search, result) if is_wrong and (expected.intermediates or not matched) else differing
+    layer = differing
+    if is_wrong and (expected.intermediates or not matched):
+        layer = _suspect(search, result, is_complete=not must_intermediates_match)
     hints = _hints(trial, expected, result) if is_wrong and not matched else ()
     if differing:
         hints = ("this difference does not change the outputs, or the intermediate is from another point of the model",)
@@ -212,12 +214,15 @@ def _remaining_disagreement(trial: Trial, expected: Expected, result: SearchResu
     return after, order.index(after.name) > order.index(before.name)
 
 
-def _suspect(search: Search, result: SearchResult) -> str:
-    """Return the first layer that differs by more than the tolerance and by more than the roundings explain."""
+def _suspect(search: Search, result: SearchResult, *, is_complete: bool) -> str:
+    """Return the first layer that differs by more than the tolerance and by more than the roundings explain.
+
+    is_complete: whether all intermediates of a model are expected, so that one of another name or shape differs.
+    """
     tolerance = max([result.tolerance, *(rounding.tolerance for rounding in search.rounding_errors)])
     evaluator = search.evaluator
     return str(
-        find_measured_suspect(search.trial, search.subset, tolerance)
+        find_measured_suspect(search.trial, search.subset, tolerance, is_complete=is_complete)
         or find_likeliest_suspect(
             search.full.outputs,
             search.expected.logits,

@@ -11,6 +11,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis.chance import FEW_OUTPUTS, MAX_CHANCE, EffectDistribution
 from parity.comparison.diagnosis.expected_outputs import Expected
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Rounding, Trial, build_model, model_inputs
+from parity.comparison.localisation import merge_names
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, MAX_ERROR_RATIO, ErrorNorms
 from vit_spec import rows
 
@@ -30,6 +31,7 @@ class Suspect:
     is_by_chance: if not measured, whether the change of a wrong layer may explain as much by chance.
     independent_outputs: if not measured, how many independent outputs were compared.
     others: if not measured, other layers whose changes explain nearly as much.
+    mismatch: if measured, how its name or shape differs from the other model's; "" if the values were compared.
     """
 
     name: str
@@ -39,11 +41,13 @@ class Suspect:
     is_by_chance: bool = False
     independent_outputs: int = 0
     others: tuple[str, ...] = ()
+    mismatch: str = ""
 
     def __str__(self) -> str:
         if self.is_measured:
             text = f"; {self.agrees} agrees" if self.agrees else ""
-            return f"the first layer that differs is {self.name}, by {self.value:.1e}{text}"
+            difference = self.mismatch or f"by {self.value:.1e}"
+            return f"the first layer that differs is {self.name}, {difference}{text}"
         if self.is_by_chance or self.value < MIN_SHARE:
             is_named = self.independent_outputs > FEW_OUTPUTS and self.value >= MIN_LIKELIEST_SHARE
             likeliest = f"; the likeliest is {self.name}, which would explain {self.value:.0%} of the difference"
@@ -59,14 +63,33 @@ class Suspect:
         )
 
 
-def find_measured_suspect(trial: Trial, expected: Expected, tolerance: float) -> Suspect | None:
-    """Return the first layer whose intermediate differs, or None if no expected intermediate can be compared."""
+def find_measured_suspect(
+    trial: Trial, expected: Expected, tolerance: float, *, is_complete: bool = False
+) -> Suspect | None:
+    """Return the first layer whose intermediate differs, or None if no expected intermediate can be compared.
+
+    is_complete: whether all intermediates of a model are expected, so that one of another name or shape differs.
+    """
     if not expected.intermediates:
         return None
     values = intermediates(trial)
-    errors = list(_intermediate_errors(values, expected))
-    logits_error = ErrorNorms.of(values["logits"], expected.logits).relative_rms()
-    return _first_above(errors, logits_error, tolerance, expected) if errors else None
+    logits_error = ErrorNorms.of(values.pop("logits"), expected.logits).relative_rms()
+    compared = dict(_intermediate_errors(values, expected))
+    names = merge_names(values, expected.intermediates) if is_complete else list(compared)
+    if not names:
+        return None
+    errors = [(name, compared.get(name, math.inf)) for name in names]
+    suspect = _first_above(errors, logits_error, tolerance, expected)
+    if suspect.name in compared or suspect.name == "logits":
+        return suspect
+    return replace(suspect, mismatch=_describe_mismatch(values.get(suspect.name), expected.intermediates.get(suspect.name)))
+
+
+def _describe_mismatch(value: Array | None, expected: Array | None) -> str:
+    """Return how an intermediate that cannot be compared differs; None where a model lacks it."""
+    if value is None:
+        return "which is missing"
+    return "which the other model lacks" if expected is None else f"which has shape {value.shape}, not {expected.shape}"
 
 
 def find_likeliest_suspect(

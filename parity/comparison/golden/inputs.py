@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from parity.comparison.forward_backward import PassInputs
 from parity.comparison.golden.file import Golden
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
 from vit_spec.config import FIELDS
+from vit_spec.parts import Head, Pixels, Positions, Regularisation, Resampling, Tokens
 
 
 def read_model(
@@ -112,16 +114,30 @@ def recorded_inputs(golden: Golden, weights: Checkpoint | None, path: str) -> Pa
 
 
 def _check_config(golden: Golden, weights: Checkpoint | None, path: str) -> Checkpoint:
-    """Return the weights; raise InputError if they are missing, or have another config than the golden file."""
+    """Return the weights; raise InputError if they are missing, or have the config of another function."""
     if weights is None:
         raise InputError(f"{path} was recorded with the weights of a file: give that file with --weights FILE")
-    pairs = {name: (golden.config.at(name), weights.config.at(name)) for name in FIELDS}
-    if changes := [f"{name} was {then!r} and is {now!r}" for name, (then, now) in pairs.items() if then != now]:
+    recorded, given = _evaluated_function(golden.config), _evaluated_function(weights.config)
+    if changed := [name for name in FIELDS if recorded.at(name) != given.at(name)]:
+        changes = [f"{name} was {golden.config.at(name)!r} and is {weights.config.at(name)!r}" for name in changed]
         raise InputError(
             f"{path} was recorded with another config than these weights have ({'; '.join(changes)}): "
             "give the weights that it was recorded with, and the same --set"
         )
     return weights
+
+
+def _evaluated_function(config: ViTConfig) -> ViTConfig:
+    """Return a config with the defaults of all fields that change no pass over normalized images of its own size.
+
+    These are the normalization, the resampling of positions, dropout, and initial values of parameters.
+    """
+    initial: dict[str, Any] = {"tokens": {"init": Tokens().init}, "head": {"init": Head().init}}
+    if config.positions.kind != "fixed":
+        initial["positions"] = {"table": Positions().table}
+    if config.norms.layer_scale is not None:
+        initial["norms"] = {"layer_scale": 1.0}
+    return config.replace(pixels=Pixels(), resampling=Resampling(), regularisation=Regularisation(), **initial)
 
 
 def checksums(inputs: PassInputs) -> dict[str, str]:

@@ -32,6 +32,7 @@ from parity.comparison.diagnosis import (
     diagnose,
     diagnose_against,
     expected_outputs,
+    layer_search,
     read_expected_outputs,
 )
 from parity.comparison.diagnosis.catalogue import catalogue
@@ -465,6 +466,13 @@ def test_intermediates_name_the_first_layer_that_differs() -> None:
     assert diagnose_against(checkpoint(), other, pairs=20).suspect.startswith(
         "the first layer that differs is blocks.1.mlp.fc2, "
     )
+
+
+def test_a_layer_of_another_shape_is_the_first_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_search, "MAX_MODELS", 1)  # to save time
+    other = Checkpoint(PLAIN.replace(num_heads=4), "torch", checkpoint().arrays)
+    first = "blocks.0.attn.scores, which has shape (4, 4, 7, 7), not (4, 2, 7, 7); blocks.0.attn.v agrees"
+    assert diagnose_against(other, checkpoint(), pairs=0).suspect == f"the first layer that differs is {first}"
 
 
 def test_active_dropout_is_detected_from_equal_images() -> None:

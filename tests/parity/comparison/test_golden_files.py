@@ -33,7 +33,7 @@ from parity.comparison.forward_backward import PassInputs, TorchTwin
 from parity.comparison.golden import verification
 from parity.comparison.golden.drift import changed_tensors
 from parity.comparison.golden.file import Golden, Record
-from parity.comparison.golden.inputs import checksums, make_inputs
+from parity.comparison.golden.inputs import checksums, make_inputs, recorded_inputs
 from parity.comparison.golden.sketch import SKETCH_SIZE, sketch
 from parity.comparison.tolerances import RMS_ERROR_RATIO, five_sigma_factor
 from tests import ROOT
@@ -152,6 +152,46 @@ def test_with_one_framework_missing_the_other_agrees_with_the_float64_reference_
 def test_given_weights_verify_in_another_format(weights_path: Path) -> None:
     as_torch = Checkpoint(PLAIN, "torch", to_torch(perturbed_params(PLAIN), PLAIN))
     assert golden.verify(weights_path, weights=as_torch, only="torch").passed
+
+
+SCALED = PLAIN.replace(norms={"layer_scale": 1e-4})
+NO_FUNCTION = {
+    "initial layer scale": {"norms": {"layer_scale": 0.1}},
+    "initial values": {"tokens": {"init": "normal(0.02)"}, "head": {"init": "zeros"}, "positions": {"table": "sincos_1d"}},
+    "dropout": {"regularisation": {"drop_path": 0.1, "patch_drop": 0.5}},
+    "normalization": {"pixels": {"mean": (0.4,), "std": (0.2,)}},
+    "resampling": {"resampling": {"antialias": False}},
+}
+OTHER_FUNCTIONS = {
+    "norms.eps": {"norms": {"eps": 1e-5}},
+    "mlp.activation": {"mlp": {"activation": "gelu_tanh"}},
+    "norms.layer_scale": {"norms": {"layer_scale": None}},
+    "positions.kind": {"positions": {"kind": "none"}},
+}
+
+
+@pytest.fixture(scope="module")
+def scaled(weights_path: Path) -> tuple[Golden, Checkpoint]:
+    """Return a golden file of a model with layer scale, without results of that model, and its weights."""
+    weights = Checkpoint(SCALED, "jax", _flat(perturbed_params(SCALED)))
+    return replace(Golden.read(weights_path), config=SCALED, checksums=checksums(make_inputs(weights, 0))), weights
+
+
+@pytest.mark.parametrize("change", NO_FUNCTION.values(), ids=NO_FUNCTION)
+def test_fields_that_change_no_recorded_result_may_differ(
+    change: dict[str, Any], scaled: tuple[Golden, Checkpoint]
+) -> None:
+    recorded, weights = scaled
+    given = replace(weights, config=SCALED.replace(**change))
+    assert recorded_inputs(recorded, given, "a.npz").checkpoint is given
+
+
+@pytest.mark.parametrize("name", OTHER_FUNCTIONS)
+def test_fields_that_change_recorded_results_may_not_differ(name: str, scaled: tuple[Golden, Checkpoint]) -> None:
+    recorded, weights = scaled
+    given = replace(weights, config=SCALED.replace(**OTHER_FUNCTIONS[name], regularisation={"drop_path": 0.1}))
+    with pytest.raises(InputError, match=rf"another config than these weights have \({name} was [^;]*\): give"):
+        recorded_inputs(recorded, given, "a.npz")
 
 
 # Changes --------------------------------------------------------------------------------------------------------------

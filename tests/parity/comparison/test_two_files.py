@@ -10,14 +10,18 @@ pytest.importorskip("jax")
 pytest.importorskip("torch")
 
 import vit_spec
+from parity.checkpoints.conversion import to_torch
 from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from parity.comparison import two_files
 from parity.comparison.forward_backward import TorchTwin
-from parity.comparison.two_files import compare_files
+from parity.comparison.localisation import Origin, Part
+from parity.comparison.two_files import FileReport, compare_files
 from tests.extreme_weights import CONFIGS, flatten_params
 from tests.twins import perturbed_params, small_config
 from vit_spec import InputError
+from vit_torch import ViT
 
+PLAIN = small_config(vit_spec.get("vit_s16"))
 TINY = CONFIGS["width 2, three blocks"]
 
 
@@ -54,6 +58,14 @@ def test_parts_that_do_not_change_the_outputs_are_not_named_first(torch_alone: N
     assert report.verdict.endswith("parts differ without changing the outputs")
 
 
+def test_the_verdict_says_that_parts_of_the_named_block_may_not_change_the_outputs() -> None:
+    names = ("blocks.1.attn.qkv", "blocks.1.mlp.fc2", "blocks.10.norm1")
+    first, same, other = (Origin(name, Part(name, ""), 1.0, "torch") for name in names)
+    same_block, other_block = (FileReport({"logits": (1.0, 1.0)}, (first, more), ()).verdict for more in (same, other))
+    assert same_block.endswith("; 1 further part differs, and within blocks.1 some may not change the outputs")
+    assert other_block.endswith("; 1 further part differs")
+
+
 def test_a_table_that_all_blocks_use_is_named_although_the_first_stage_is_right(torch_alone: None) -> None:
     config = small_config(vit_spec.get("dinov3_s16"))
     params, other = perturbed_params(config), perturbed_params(config)
@@ -62,6 +74,59 @@ def test_a_table_that_all_blocks_use_is_named_although_the_first_stage_is_right(
     report = compare_files(as_checkpoint(params, config, "jax"), as_checkpoint(other, turned, "jax"))
     assert str(report.part) in ("cosines", "sines") and report.harmless == 0
     assert "blocks.1.mlp.fc2" in {str(origin.part) for origin in report.origins}
+
+
+def with_fields(**fields: Any) -> Checkpoint:
+    """Return a checkpoint with some config fields changed, and the parameters that its config still has."""
+    config = PLAIN.replace(**fields)
+    state = to_torch(perturbed_params(PLAIN), PLAIN)
+    return Checkpoint(config, "torch", {name: state[name] for name in ViT(config).state_dict()})
+
+
+def test_a_part_of_another_shape_is_named_and_not_the_part_that_reads_it(torch_alone: None) -> None:
+    other = with_fields(num_heads=4)
+    other.arrays["blocks.1.mlp.fc2.bias"] *= 2
+    report = compare_files(with_fields(), other)
+    assert [str(origin.part) for origin in report.origins] == ["blocks.0.attn.qkv", "blocks.1.mlp.fc2"]
+    assert "blocks.0.attn.qkv, which has another shape: (2, 7, 3, 2, 8) and (2, 7, 3, 4, 4); 1 further" in report.verdict
+    assert f"{len(report.uncompared)} tensors were not compared" in str(report)
+    shapes = {"first": [2, 2, 7, 7], "second": [2, 4, 7, 7]}
+    assert report.facts()["uncompared"]["blocks.0.attn.scores"] == shapes
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_part_that_only_one_file_has_is_named_and_not_the_part_that_reads_it(is_first: bool, torch_alone: None) -> None:
+    files = with_fields(), with_fields(norms={"after_blocks": False})
+    report = compare_files(*(files if is_first else reversed(files)))
+    assert [str(origin.part) for origin in report.origins] == ["norm"]
+    assert f"is norm, which only the {'first' if is_first else 'second'} file has" in report.verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "end"),
+    [
+        (
+            {"pixels": {"mean": (0.4,), "std": (0.2,)}},
+            "pixels.mean and pixels.std differ, so the same picture gives other outputs",
+        ),
+        (
+            {"resampling": {"antialias": False}},
+            "resampling.antialias differs, so images of another size may give other outputs",
+        ),
+    ],
+)
+def test_the_verdict_names_differences_that_normalized_images_of_one_size_do_not_show(
+    change: dict[str, Any], end: str, torch_alone: None
+) -> None:
+    report = compare_files(with_fields(), with_fields(**change))
+    assert report.passed
+    assert report.verdict.startswith("PASS: the same function of normalized images of 32x48, outputs agree to 0.0e+00")
+    assert report.verdict.endswith(f"in float64; {end}") and report.facts()["limits"] == [end]
+
+
+def test_one_mean_for_all_channels_is_the_same_normalization(torch_alone: None) -> None:
+    report = compare_files(with_fields(), with_fields(pixels={"mean": (0.5,) * 3}))
+    assert report.verdict == "PASS: the same function, outputs agree to 0.0e+00 in float64"
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
