@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -275,6 +276,63 @@ def test_the_line_of_an_evaluation_has_the_training_metrics_since_the_last_recor
     means = {"3": "2.0000", "6": "3.5000", "9": "8.0000", "12": "9.5000", "15": "14.0000", "18": "15.0000"}
     assert dict(re.findall(r"step +(\d+)/19  loss (\S+) ", printed)) == means
     assert re.search(r"step 19/19  \| held out", printed)  # no step since the record counts
+
+
+class Steady(FakeEngine):
+    """An engine whose steps take 100 ms of a clock after a first one of 5 s, and whose evaluations take 1 s.
+
+    A synchronous step has ended when `step` returns.  Otherwise, reading its metrics waits for its end.
+    """
+
+    is_synchronous = True
+    now = 0.0
+
+    def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
+        super().__init__(config, recipe, **options)
+        self.step_seconds, self.device_free = 5.0, Steady.now
+
+    def step(self, batch: Batch) -> Mapping[str, Any]:
+        ends = self.device_free = max(Steady.now, self.device_free) + self.step_seconds
+        self.step_seconds = 0.1
+        if self.is_synchronous:
+            Steady.now = ends
+        return {name: Late(value, ends) for name, value in super().step(batch).items()}
+
+    def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
+        Steady.now += 1.0
+        return super().evaluate(batch, raw=raw)
+
+
+class Late:
+    """A metric that is known when the clock of `Steady` has reached a time."""
+
+    def __init__(self, value: float, at: float) -> None:
+        self.value, self.at = value, at
+
+    def __float__(self) -> float:
+        Steady.now = max(Steady.now, self.at)
+        return self.value
+
+
+@pytest.mark.parametrize("is_synchronous", [True, False])
+@pytest.mark.parametrize(("steps", "eval_every"), [(5, 2), (30, 15)])
+def test_the_throughput_is_true_whether_or_not_steps_are_asynchronous(
+    steps: int,
+    eval_every: int,
+    is_synchronous: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Steady, "is_synchronous", is_synchronous)
+    monkeypatch.setattr(Steady, "now", 0.0)
+    monkeypatch.setattr("train.loop.progress.time", SimpleNamespace(monotonic=lambda: Steady.now))
+    epochs, every = f"{steps}steps", f"{eval_every}steps"
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs=epochs, eval_every=every, save_every=epochs, batch_size=32)
+    assert run_training(recipe, Steady) == 0
+    rates = [int(rate) for rate in re.findall(r" (\d+) images/s", capsys.readouterr().out)]
+    assert len(rates) == -(-steps // eval_every)
+    assert rates == pytest.approx([320] * len(rates), rel=0.01)
 
 
 class Broken(FakeEngine):
