@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-import vit_spec
 from parity.checkpoints.weights import Checkpoint
 from parity.terminal import Terminal, print_error
 from train.data.batches import DataLoader, held_out_preprocessing
@@ -36,6 +35,7 @@ from train.loop.teacher_weights import load_teacher
 from train.loop.write_files import convert_write_errors
 from train.recipes import Recipe, Task, model_config
 from vit_spec import InputError, ViTConfig
+from vit_spec.cost import training_flops
 
 # Appended to the error about a damaged image
 CORRUPT_ADVICE = "; or skip damaged images with --corrupt skip; --compare-data none resumes with replaced images"
@@ -131,7 +131,7 @@ def _train_in_folder(prepared: PreparedRun, make_engine: EngineFactory) -> int:
             ) as run,
         ):
             console = Terminal(quiet=not engine.is_main)
-            mfu_per_image = 3 * vit_spec.flops(prepared.config) / engine.peak_flops if engine.peak_flops else None
+            mfu_per_image = 3 * training_flops(prepared.config) / engine.peak_flops if engine.peak_flops else None
             display = ProgressDisplay(console, prepared.schedule.total, recipe.batch_size, mfu_per_image=mfu_per_image)
             schedule = prepared.schedule_to_run
             loop = Loop(

@@ -36,6 +36,7 @@ from train.loop.session import train
 from train.loop.write_files import convert_write_errors
 from train.recipes import Model, Recipe
 from vit_spec import InputError, bounded_json
+from vit_spec.cost import training_flops
 
 pytestmark = pytest.mark.usefixtures("rendered_once")
 
@@ -333,6 +334,21 @@ def test_the_throughput_is_true_whether_or_not_steps_are_asynchronous(
     rates = [int(rate) for rate in re.findall(r" (\d+) images/s", capsys.readouterr().out)]
     assert len(rates) == -(-steps // eval_every)
     assert rates == pytest.approx([320] * len(rates), rel=0.01)
+
+
+def test_the_share_of_peak_counts_the_tokens_that_patch_dropout_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class HalfOfPeak(Steady):
+        def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
+            super().__init__(config, recipe, **options)
+            self.peak_flops = 2 * 640 * 3 * training_flops(config)
+
+    monkeypatch.setattr(Steady, "now", 0.0)
+    monkeypatch.setattr("train.loop.progress.time", SimpleNamespace(monotonic=lambda: Steady.now))
+    model = replace(RECIPE.model, changes=(*RECIPE.model.changes, "regularisation.patch_drop=0.5"))
+    assert run_training(replace(RECIPE, run=str(tmp_path / "run"), model=model), HalfOfPeak) == 0
+    assert re.findall(r"(\S+) images/s  (\S+) of peak", capsys.readouterr().out) == [("640", "50%")] * 2
 
 
 class Broken(FakeEngine):
