@@ -105,16 +105,6 @@ class Loop:
             return
         self._weight_files.set_has_checkpoint()
         self.done, state, note = restored
-        if self.done < self.schedule.offset_from:
-            raise InputError(
-                f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
-                f"same command again, and it changes at step {self.done}, from which the run resumes"
-            )
-        if self.done > self.schedule.total:
-            epochs = format_value(self.recipe.epochs)
-            raise InputError(
-                f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
-            )
         if state is None:
             raise InputError(
                 f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
@@ -125,6 +115,16 @@ class Loop:
                 f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state.run_id}; "
                 f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new "
                 "folder"
+            )
+        if self.done < self.schedule.offset_from:
+            raise InputError(
+                f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
+                f"same command again, and it changes at step {self.done}, from which the run resumes"
+            )
+        if self.done > self.schedule.total:
+            epochs = format_value(self.recipe.epochs)
+            raise InputError(
+                f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
             )
         self._saved_step, self.unreadable = self.done, set(state.unreadable)
         self.skipped, self.skipped_in_a_row = state.skipped, state.skipped_in_a_row

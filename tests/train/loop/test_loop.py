@@ -279,6 +279,16 @@ def test_the_line_of_an_evaluation_has_the_training_metrics_since_the_last_recor
     assert re.search(r"step 19/19  \| held out", printed)  # no step since the record counts
 
 
+def test_a_newer_checkpoint_of_another_run_is_named_as_such(tmp_path: Path) -> None:
+    """More --epochs, which its number of steps would call for, would not help."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    assert run_training(replace(RECIPE, run=str(run))) == 0
+    assert run_training(replace(RECIPE, run=str(other), epochs="9steps")) == 0
+    shutil.copytree(other / "checkpoints" / "9", run / "checkpoints" / "9")
+    with pytest.raises(InputError, match=f"the checkpoint of step 9 in {run / 'checkpoints'} is another run's "):
+        run_training(replace(RECIPE, run=str(run)))
+
+
 class Steady(FakeEngine):
     """An engine whose steps take 100 ms of a clock after a first one of 5 s, and whose evaluations take 1 s.
 
