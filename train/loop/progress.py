@@ -15,7 +15,7 @@ class ProgressDisplay:
     """Shows the loss, the metric, the learning rate, the throughput and the time left of a run.
 
     mfu_per_image: the model FLOPs utilization (MFU, arXiv 2204.02311, appendix B) at a throughput of one image/s;
-        recomputation is not counted.  None if the devices' peak FLOP/s are not known.
+        recomputation is not counted.  None if it is not known.
     """
 
     def __init__(self, console: Console, total_steps: int, batch_size: int, *, mfu_per_image: float | None = None) -> None:

@@ -34,7 +34,7 @@ from train.loop.loop_state import LoopState, equal_metrics
 from train.loop.request import Request
 from train.loop.session import train
 from train.loop.write_files import convert_write_errors
-from train.recipes import Model, Recipe
+from train.recipes import Model, Optimizer, Recipe
 from vit_spec import InputError, bounded_json
 from vit_spec.cost import training_flops
 
@@ -359,6 +359,13 @@ def test_the_share_of_peak_counts_the_tokens_that_patch_dropout_keeps(
     model = replace(RECIPE.model, changes=(*RECIPE.model.changes, "regularisation.patch_drop=0.5"))
     assert run_training(replace(RECIPE, run=str(tmp_path / "run"), model=model), HalfOfPeak) == 0
     assert re.findall(r"(\S+) images/s  (\S+) of peak", capsys.readouterr().out) == [("640", "50%")] * 2
+
+
+def test_frozen_parameters_leave_out_the_share_of_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), optimizer=Optimizer(freeze=("blocks.*",)))
+    assert run_training(recipe) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(" images/s  ") == 2 and "of peak" not in printed
 
 
 class Broken(FakeEngine):
