@@ -11,7 +11,8 @@ from functools import cached_property
 from train.mesh import AxisSizes, Parameter, images_per_device, parameters, shard_dims
 from train.optimizer_state import state_size
 from train.recipes import Recipe
-from vit_spec import ViTConfig, flops
+from vit_spec import ViTConfig
+from vit_spec.cost import count_training_tokens, training_flops
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -90,8 +91,7 @@ class Step:
     @property
     def tokens(self) -> int:
         """Number of tokens in the blocks during training, after patch dropout."""
-        kept = max(1, int(self.patches * (1 - self.config.regularisation.patch_drop)))
-        return self.config.num_prefix + kept
+        return count_training_tokens(self.config)
 
     @property
     def image_bytes(self) -> int:
@@ -110,7 +110,7 @@ class Step:
 
     def estimate(self, memory: dict[str, int], transfers: dict[tuple[str, str], int]) -> MemoryEstimate:
         """Return the estimate with these parts, without those that are zero, and with the FLOPs of the step."""
-        forward = flops(self.config)
+        forward = training_flops(self.config)
         return MemoryEstimate(
             {name: size for name, size in memory.items() if size},
             {key: size for key, size in transfers.items() if size and key[1]},

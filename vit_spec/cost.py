@@ -53,7 +53,26 @@ def flops(config: ViTConfig, image_size: ImageSize | None = None) -> int:
     Raises:
         InputError: the image size is no integer and no pair of integers, or one that `config.grid_of` refuses.
     """
-    patches, tokens = _count_patches_and_tokens(config, image_size)
+    return _count_flops(config, *_count_patches_and_tokens(config, image_size))
+
+
+def training_flops(config: ViTConfig) -> int:
+    """Return the floating-point operations of the forward pass of one image in a training step; see `flops`.
+
+    With `regularisation.patch_drop`, all layers after the patch embedding have fewer tokens.
+    """
+    patches, _ = _count_patches_and_tokens(config, None)
+    return _count_flops(config, patches, count_training_tokens(config))
+
+
+def count_training_tokens(config: ViTConfig) -> int:
+    """Return the number of tokens of an image in the blocks in a training step, after patch dropout."""
+    patches, _ = _count_patches_and_tokens(config, None)
+    return config.num_prefix + max(1, int(patches * (1 - config.regularisation.patch_drop)))
+
+
+def _count_flops(config: ViTConfig, patches: int, tokens: int) -> int:
+    """Return the FLOPs of a forward pass that embeds `patches` patches and has `tokens` tokens in its blocks."""
     inner = config.num_heads * config.head_dim
 
     matrices = sum(
@@ -63,7 +82,7 @@ def flops(config: ViTConfig, image_size: ImageSize | None = None) -> int:
     )
     attention = config.depth * 4 * tokens * tokens * inner
     if config.head.pool == "attention":
-        attention += 4 * _count_pooled_tokens(config, patches, tokens) * config.pool_heads * config.pool_head_dim
+        attention += 4 * _count_pooled_tokens(config, tokens) * config.pool_heads * config.pool_head_dim
     return matrices + attention
 
 
@@ -123,7 +142,7 @@ def memory(
     is_kept = config.head.pool in ("token", "attention", "none")  # no mean, of which the backward pass needs nothing
     outside += tokens * (config.norms.before_blocks + config.norms.after_blocks + is_kept) * width
     if config.head.pool == "attention":
-        outside += _count_pooled_tokens(config, patches, tokens) * 2 * config.pool_heads * config.pool_head_dim
+        outside += _count_pooled_tokens(config, tokens) * 2 * config.pool_heads * config.pool_head_dim
     if config.head.pool == "none":
         outside += tokens * (config.norms.after_pool * width + (config.head.hidden or 0))
     activations = config.depth * block + outside
@@ -167,9 +186,9 @@ def _is_matrix(row: Row) -> bool:
     return row.name.endswith(".weight") and len(set(row.axes) - {"block"}) > 1
 
 
-def _count_pooled_tokens(config: ViTConfig, patches: int, tokens: int) -> int:
+def _count_pooled_tokens(config: ViTConfig, tokens: int) -> int:
     """Return the number of tokens over which the one query of attention pooling runs."""
-    return tokens if config.head.pool_prefix else patches
+    return tokens if config.head.pool_prefix else tokens - config.num_prefix
 
 
 def _count_multiplied_tokens(row: Row, config: ViTConfig, patches: int, tokens: int) -> int:
@@ -182,7 +201,7 @@ def _count_multiplied_tokens(row: Row, config: ViTConfig, patches: int, tokens: 
     if row.name == "patch_embed.proj.weight":
         return patches
     if row.name == "attn_pool.kv.weight":
-        return _count_pooled_tokens(config, patches, tokens)
+        return _count_pooled_tokens(config, tokens)
     if row.name == "pre_logits.weight" and config.tokens.distillation:  # for the class token and the distillation token
         return 2
     return tokens if config.head.pool == "none" else 1  # other layers after pooling multiply one token

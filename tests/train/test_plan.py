@@ -193,6 +193,15 @@ def test_remat_recomputes_the_blocks_or_their_attention() -> None:
     assert estimate(remat="full").recomputed == 8 * (blocks + 2 * 24 * 5)  # plus the head, which is negligible
 
 
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_patch_dropout_saves_the_flops_of_the_blocks_on_the_patches_that_it_leaves_out(remat: Any) -> None:
+    config = CONFIG.replace(regularisation={"patch_drop": 0.3})
+    expected = estimate(config=CONFIG.replace(image_size=(32, 32)), remat=remat)  # with the 4 patches that are kept
+    found = estimate(config=config, remat=remat)
+    assert found.flops == expected.flops + 3 * 8 * 2 * 2 * 768 * 24  # the embedding of the other 2
+    assert found.recomputed == expected.recomputed
+
+
 def test_one_device_sends_nothing() -> None:
     assert not estimate(augment=Augment(mixup=0.2)).transfers
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vit_spec import InputError, ViTConfig, count, flops, get, memory, names, rows
+from vit_spec.cost import training_flops
 
 # 6 patches of 768 values, 7 tokens, heads of 12
 SMALL = ViTConfig(image_size=(32, 48), width=24, depth=2, num_heads=2, mlp_dim=40, num_classes=5)
@@ -101,6 +102,17 @@ def test_the_flops_at_another_image_size_are_those_of_a_config_of_that_size():
         if flops(config, size) != flops(config.replace(image_size=size)):
             differing.append(name)
     assert differing == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"head": {"pool": "attention", "pool_prefix": True}}, {"head": {"pool": "attention"}}, {"head": {"pool": "none"}}],
+)
+def test_patch_dropout_leaves_all_patches_to_the_embedding_and_fewer_tokens_to_later_layers(changes: Any) -> None:
+    """6 patches of which 4 are kept cost as much as 4 patches, besides the embedding of the other two."""
+    config = SMALL.replace(regularisation={"patch_drop": 0.3}, **changes)
+    assert training_flops(config) == flops(config, (32, 32)) + 2 * 2 * 768 * 24
+    assert training_flops(SMALL) == flops(SMALL) and flops(config) == flops(SMALL.replace(**changes))
 
 
 def test_one_integer_means_a_square():

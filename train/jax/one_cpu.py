@@ -1,8 +1,8 @@
 """How one CPU computes a long training step: in parts that fit into its caches, and without a loop over the blocks."""
 
-import vit_spec
 from train.recipes import Recipe
 from vit_spec import Regularisation, ViTConfig
+from vit_spec.cost import training_flops
 
 # FLOPs of a training step from which compilation may take longer for a faster step: two images of ViT-Ti/16 have 1.5e10.
 LONG_STEP = 1e10
@@ -15,7 +15,7 @@ PART_TOKENS = 1500
 
 def is_long(config: ViTConfig, recipe: Recipe) -> bool:
     """Return whether a training step has more than `LONG_STEP` FLOPs."""
-    return 3 * recipe.batch_size * vit_spec.flops(config) > LONG_STEP
+    return 3 * recipe.batch_size * training_flops(config) > LONG_STEP
 
 
 def blocks_per_iteration(config: ViTConfig, recipe: Recipe) -> int | None:

@@ -105,16 +105,6 @@ class Loop:
             return
         self._weight_files.set_has_checkpoint()
         self.done, state, note = restored
-        if self.done < self.schedule.offset_from:
-            raise InputError(
-                f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
-                f"same command again, and it changes at step {self.done}, from which the run resumes"
-            )
-        if self.done > self.schedule.total:
-            epochs = format_value(self.recipe.epochs)
-            raise InputError(
-                f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
-            )
         if state is None:
             raise InputError(
                 f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
@@ -125,6 +115,16 @@ class Loop:
                 f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state.run_id}; "
                 f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new "
                 "folder"
+            )
+        if self.done < self.schedule.offset_from:
+            raise InputError(
+                f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
+                f"same command again, and it changes at step {self.done}, from which the run resumes"
+            )
+        if self.done > self.schedule.total:
+            epochs = format_value(self.recipe.epochs)
+            raise InputError(
+                f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
             )
         self._saved_step, self.unreadable = self.done, set(state.unreadable)
         self.skipped, self.skipped_in_a_row = state.skipped, state.skipped_in_a_row
@@ -187,7 +187,8 @@ class Loop:
 
     def _train(self, batches: Iterator[Batch]) -> None:
         """Train to the last step, until a signal asks to stop, or until evaluations are no longer better."""
-        for step, batch in enumerate(batches, self.done):
+        first_step = self.done
+        for step, batch in enumerate(batches, first_step):
             if self._profile.begins_at(step + 1):
                 self._finish_steps(delay=0)
             self._profile.begin(step + 1)
@@ -199,7 +200,8 @@ class Loop:
             # seen after the next step.
             stopping = self.stop.requested or signal.SIGTERM * self.engine.should_stop()
             is_eval_step, is_save_step = step + 1 in self.schedule.eval_steps, step + 1 in self.schedule.save_steps
-            is_awaited = stopping or is_eval_step or is_save_step or self._profile.ends_at(step + 1)
+            # The first step compiles: the throughput is measured from its end.
+            is_awaited = stopping or step == first_step or is_eval_step or is_save_step or self._profile.ends_at(step + 1)
             self._finish_steps(delay=0 if is_awaited else METRICS_DELAY)
             self._profile.end(step + 1)
             self._is_evaluated = is_eval_step and not stopping and self._evaluate()
@@ -218,15 +220,10 @@ class Loop:
     def _finish_steps(self, *, delay: int) -> None:
         """Finish the pending steps but the newest `delay`."""
         while len(self._pending) > delay:
-            self._finish_step(*self._pending.popleft(), updates_throughput=len(self._pending) <= delay)
+            self._finish_step(*self._pending.popleft())
 
-    def _finish_step(
-        self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat], *, updates_throughput: bool
-    ) -> None:
-        """Wait for the metrics of a step, then display and record them.
-
-        updates_throughput: see `ProgressDisplay.step`.
-        """
+    def _finish_step(self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat]) -> None:
+        """Wait for the metrics of a step, then display and record them."""
         metrics = {name: float(value) for name, value in arriving.items()}
         self.unreadable |= _unreadable_names(self.train, batch)
         self.done = step + 1
@@ -242,7 +239,7 @@ class Loop:
         else:
             self.skipped_in_a_row = 0
             self._recent_metrics.append(metrics)
-        self.display.step(self.done, self._epoch, metrics, updates_throughput=updates_throughput)
+        self.display.step(self.done, self._epoch, metrics, pending=len(self._pending))
         self._mean_metrics = {}
         if self.done % self.recipe.log_every == 0 or self.done == self.schedule.total:
             self._mean_metrics = _mean(self._recent_metrics) | {"lr": metrics["lr"]}

@@ -1,7 +1,7 @@
 """The progress of a run: a bar at a terminal, and a line for each evaluation."""
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from datetime import timedelta
 from typing import Self
 
@@ -15,13 +15,16 @@ class ProgressDisplay:
     """Shows the loss, the metric, the learning rate, the throughput and the time left of a run.
 
     mfu_per_image: the model FLOPs utilization (MFU, arXiv 2204.02311, appendix B) at a throughput of one image/s;
-        recomputation is not counted.  None if the devices' peak FLOP/s are not known.
+        recomputation is not counted.  None if it is not known.
     """
 
     def __init__(self, console: Console, total_steps: int, batch_size: int, *, mfu_per_image: float | None = None) -> None:
         self._console, self._total, self._batch, self._mfu_per_image = console, total_steps, batch_size, mfu_per_image
-        self._times: deque[tuple[int, float]] = deque(maxlen=20)  # (steps done, time)
-        self._first: tuple[int, float] | None = None  # throughput counts from here: the first step compiles
+        self._images_per_second = 0.0  # 0 until it is measured
+        # (steps done, time) by the number of later steps that had started.  A device may end these in the meantime, and a
+        # CPU does: two times are comparable only if this number is the same.
+        self._times = defaultdict[int, deque[tuple[int, float]]](lambda: deque(maxlen=20))
+        self._first: tuple[int, float] | None = None  # the time left counts from here: the first step compiles
         columns = TextColumn("[bold]{task.fields[what]}"), BarColumn(None), TextColumn("{task.fields[text]}")
         self._progress = Progress(*columns, console=console, expand=True, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("", total=total_steps, what="compiling", text="the first step takes longer")
@@ -33,24 +36,19 @@ class ProgressDisplay:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    @property
-    def images_per_second(self) -> float:
-        """The throughput over the last steps; 0 until two are done."""
-        if len(self._times) < 2:
-            return 0.0
-        (first, began), (last, ended) = self._times[0], self._times[-1]
-        return (last - first) * self._batch / max(ended - began, 1e-9)
+    def step(self, done: int, epoch: float, metrics: dict[str, float], *, pending: int) -> None:
+        """Show that the metrics of the first `done` steps are read.
 
-    def step(self, done: int, epoch: float, metrics: dict[str, float], *, updates_throughput: bool = True) -> None:
-        """Show that `done` steps are done.
-
-        updates_throughput: whether the step ends at the time of this call.  If the metrics of several steps arrive
-            together, only the last step does.
+        pending: number of later steps that have started, and whose metrics are not read.  If it is 0, the throughput is
+            that of all steps since `restart_throughput`; otherwise, that of the last steps with as many pending.
         """
-        if updates_throughput:
-            now = time.monotonic()
-            self._first = self._first or (done, now)
-            self._times.append((done, now))
+        now = time.monotonic()
+        self._first = self._first or (done, now)
+        times = self._times[pending]
+        times.append((done, now))
+        if len(times) > 1:
+            (first, began), (last, ended) = times[0], times[-1]
+            self._images_per_second = (last - first) * self._batch / max(ended - began, 1e-9)
         words = [
             *_metric_words(metrics),
             f"lr {metrics['lr']:.1e}",
@@ -84,12 +82,12 @@ class ProgressDisplay:
         self._console.print("  ".join(words), highlight=False, soft_wrap=True)
 
     def restart_throughput(self, done: int) -> None:
-        """Measure the throughput from here on, after an evaluation or a checkpoint."""
+        """Measure the throughput from here on, after an evaluation or a checkpoint; no step is pending."""
         self._times.clear()
-        self._times.append((done, time.monotonic()))
+        self._times[0].append((done, time.monotonic()))
 
     def _throughput(self) -> list[str]:
-        throughput = self.images_per_second
+        throughput = self._images_per_second
         if not throughput:
             return []
         mfu = [f"{throughput * self._mfu_per_image:.0%} of peak"] if self._mfu_per_image is not None else []

@@ -135,7 +135,7 @@ def print_table(console: Console, rows: dict[str, str]) -> None:
 
 
 def scaling_notes(name: str, recipe: Recipe, source: Dataset) -> list[str]:
-    """Return a line that names the settings that the recipe scales down for a data set smaller than ImageNet-1k."""
+    """Return a line that names the settings that the recipe adapts to a data set other than ImageNet-1k."""
     if name not in RECIPES:
         return []
     known = DataInfo(len(source.train), source.channels, source.size)
@@ -143,8 +143,8 @@ def scaling_notes(name: str, recipe: Recipe, source: Dataset) -> list[str]:
     names = ("batch_size", "epochs", "warmup", "optimizer.lr", "optimizer.weight_decay", "augment.crop", "augment.mixup")
     changed = [name for name in names if now[name] == scaled[name] != usual[name]]
     other = [f"{flag_name(name)} {format_value(now[name])} ({format_value(usual[name])})" for name in changed]
-    why = f"for {len(source.train):,} images instead of ImageNet-1k, whose values are in brackets"
-    return [f"the recipe is scaled down {why}: {', '.join(other)}"] if other else []
+    images = f"{len(source.train):,} images instead of ImageNet-1k, whose values are in brackets"
+    return [f"the recipe is adapted to {images}: {', '.join(other)}"] if other else []
 
 
 def worker_notes(workers: int, recipe: Recipe) -> list[str]:

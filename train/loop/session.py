@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-import vit_spec
 from parity.checkpoints.weights import Checkpoint
 from parity.terminal import Terminal, print_error
 from train.data.batches import DataLoader, held_out_preprocessing
@@ -36,6 +35,7 @@ from train.loop.teacher_weights import load_teacher
 from train.loop.write_files import convert_write_errors
 from train.recipes import Recipe, Task, model_config
 from vit_spec import InputError, ViTConfig
+from vit_spec.cost import training_flops
 
 # Appended to the error about a damaged image
 CORRUPT_ADVICE = "; or skip damaged images with --corrupt skip; --compare-data none resumes with replaced images"
@@ -131,8 +131,9 @@ def _train_in_folder(prepared: PreparedRun, make_engine: EngineFactory) -> int:
             ) as run,
         ):
             console = Terminal(quiet=not engine.is_main)
-            mfu_per_image = 3 * vit_spec.flops(prepared.config) / engine.peak_flops if engine.peak_flops else None
-            display = ProgressDisplay(console, prepared.schedule.total, recipe.batch_size, mfu_per_image=mfu_per_image)
+            display = ProgressDisplay(
+                console, prepared.schedule.total, recipe.batch_size, mfu_per_image=_mfu_per_image(prepared, engine)
+            )
             schedule = prepared.schedule_to_run
             loop = Loop(
                 engine, recipe, prepared.task, schedule, train_loader, held_out_loader, source.classes, run, display, stop
@@ -171,6 +172,16 @@ def _make_engine(prepared: PreparedRun, make_engine: EngineFactory, path: Path) 
     if engine.is_distributed and recipe.run is None:
         raise InputError("the run has several processes: give --run FOLDER, the same for each of them")
     return engine
+
+
+def _mfu_per_image(prepared: PreparedRun, engine: Engine) -> float | None:
+    """Return the share of the devices' peak FLOP/s at a throughput of one image/s; None if it is not known.
+
+    With frozen parameters, the FLOPs of the backward pass depend on which gradients the compiler leaves out.
+    """
+    if engine.peak_flops is None or prepared.request.recipe.optimizer.freeze:
+        return None
+    return 3 * training_flops(prepared.config) / engine.peak_flops
 
 
 def _make_loaders(prepared: PreparedRun, engine: Engine, workers: int) -> tuple[DataLoader, DataLoader]:

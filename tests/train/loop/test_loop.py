@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,8 +34,9 @@ from train.loop.loop_state import LoopState, equal_metrics
 from train.loop.request import Request
 from train.loop.session import train
 from train.loop.write_files import convert_write_errors
-from train.recipes import Model, Recipe
+from train.recipes import Model, Optimizer, Recipe
 from vit_spec import InputError, bounded_json
+from vit_spec.cost import training_flops
 
 pytestmark = pytest.mark.usefixtures("rendered_once")
 
@@ -275,6 +277,95 @@ def test_the_line_of_an_evaluation_has_the_training_metrics_since_the_last_recor
     means = {"3": "2.0000", "6": "3.5000", "9": "8.0000", "12": "9.5000", "15": "14.0000", "18": "15.0000"}
     assert dict(re.findall(r"step +(\d+)/19  loss (\S+) ", printed)) == means
     assert re.search(r"step 19/19  \| held out", printed)  # no step since the record counts
+
+
+def test_a_newer_checkpoint_of_another_run_is_named_as_such(tmp_path: Path) -> None:
+    """More --epochs, which its number of steps would call for, would not help."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    assert run_training(replace(RECIPE, run=str(run))) == 0
+    assert run_training(replace(RECIPE, run=str(other), epochs="9steps")) == 0
+    shutil.copytree(other / "checkpoints" / "9", run / "checkpoints" / "9")
+    with pytest.raises(InputError, match=f"the checkpoint of step 9 in {run / 'checkpoints'} is another run's "):
+        run_training(replace(RECIPE, run=str(run)))
+
+
+class Steady(FakeEngine):
+    """An engine whose steps take 100 ms of a clock after a first one of 5 s, and whose evaluations take 1 s.
+
+    A synchronous step has ended when `step` returns.  Otherwise, reading its metrics waits for its end.
+    """
+
+    is_synchronous = True
+    now = 0.0
+
+    def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
+        super().__init__(config, recipe, **options)
+        self.step_seconds, self.device_free = 5.0, Steady.now
+
+    def step(self, batch: Batch) -> Mapping[str, Any]:
+        ends = self.device_free = max(Steady.now, self.device_free) + self.step_seconds
+        self.step_seconds = 0.1
+        if self.is_synchronous:
+            Steady.now = ends
+        return {name: Late(value, ends) for name, value in super().step(batch).items()}
+
+    def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
+        Steady.now += 1.0
+        return super().evaluate(batch, raw=raw)
+
+
+class Late:
+    """A metric that is known when the clock of `Steady` has reached a time."""
+
+    def __init__(self, value: float, at: float) -> None:
+        self.value, self.at = value, at
+
+    def __float__(self) -> float:
+        Steady.now = max(Steady.now, self.at)
+        return self.value
+
+
+@pytest.mark.parametrize("is_synchronous", [True, False])
+@pytest.mark.parametrize(("steps", "eval_every"), [(5, 2), (30, 15)])
+def test_the_throughput_is_true_whether_or_not_steps_are_asynchronous(
+    steps: int,
+    eval_every: int,
+    is_synchronous: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Steady, "is_synchronous", is_synchronous)
+    monkeypatch.setattr(Steady, "now", 0.0)
+    monkeypatch.setattr("train.loop.progress.time", SimpleNamespace(monotonic=lambda: Steady.now))
+    epochs, every = f"{steps}steps", f"{eval_every}steps"
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs=epochs, eval_every=every, save_every=epochs, batch_size=32)
+    assert run_training(recipe, Steady) == 0
+    rates = [int(rate) for rate in re.findall(r" (\d+) images/s", capsys.readouterr().out)]
+    assert len(rates) == -(-steps // eval_every)
+    assert rates == pytest.approx([320] * len(rates), rel=0.01)
+
+
+def test_the_share_of_peak_counts_the_tokens_that_patch_dropout_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class HalfOfPeak(Steady):
+        def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
+            super().__init__(config, recipe, **options)
+            self.peak_flops = 2 * 640 * 3 * training_flops(config)
+
+    monkeypatch.setattr(Steady, "now", 0.0)
+    monkeypatch.setattr("train.loop.progress.time", SimpleNamespace(monotonic=lambda: Steady.now))
+    model = replace(RECIPE.model, changes=(*RECIPE.model.changes, "regularisation.patch_drop=0.5"))
+    assert run_training(replace(RECIPE, run=str(tmp_path / "run"), model=model), HalfOfPeak) == 0
+    assert re.findall(r"(\S+) images/s  (\S+) of peak", capsys.readouterr().out) == [("640", "50%")] * 2
+
+
+def test_frozen_parameters_leave_out_the_share_of_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), optimizer=Optimizer(freeze=("blocks.*",)))
+    assert run_training(recipe) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(" images/s  ") == 2 and "of peak" not in printed
 
 
 class Broken(FakeEngine):

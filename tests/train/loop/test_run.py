@@ -589,11 +589,11 @@ def test_settings_without_effect_are_listed(task: Any, changes: dict[str, Any], 
     assert len(found) == len(messages) and all(line.startswith(start) for line, start in zip(found, messages, strict=True))
 
 
-def test_settings_that_are_scaled_down_are_named_as_typed() -> None:
+def test_settings_that_are_adapted_to_the_data_are_named_as_typed() -> None:
     source: Any = SimpleNamespace(train=range(1000), channels=1, size=(8, 8))
     recipe = RECIPES["vit_s16"](DataInfo(1000, 1, (8, 8)))
     [line] = run_tables.scaling_notes("vit_s16", replace(recipe, batch_size=32), source)
-    assert "for 1,000 images" in line and "--epochs 10 (90), " in line and "--augment.mixup 0 (0.2)" in line
+    assert "adapted to 1,000 images" in line and "--epochs 10 (90), " in line and "--augment.mixup 0 (0.2)" in line
     assert "batch" not in line  # the user's choice
 
 
