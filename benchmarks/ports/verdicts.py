@@ -24,6 +24,7 @@ from benchmarks.ports.mutator import (
     trace,
 )
 from parity.comparison.any_model.assertion import compare_models
+from parity.comparison.any_model.both_models import BothModels
 from parity.comparison.any_model.comparison import Comparison
 from parity.comparison.any_model.report import GRADIENT_OF
 from parity.comparison.any_model.weights import flatten, in_evaluation
@@ -79,7 +80,7 @@ def _comparison(built: Built, layouts: tuple[str, ...]) -> Comparison:
     """Return the comparison that `assert_parity` makes, before its first step."""
     options = {"weights": "flax", "outputs": (), "loss": None, "train": False, "seed": 0, **built.options}
     axes = (options.pop("input_axes", ()), options.pop("output_axes", ()))
-    return Comparison(*built[:4], layouts=layouts, axes=axes, **options)
+    return Comparison(BothModels(*built[:4], axes=axes, **options), built[2], layouts)
 
 
 def _attempt(built: Built, layouts: tuple[str, ...], **options: Any) -> Result:
@@ -104,7 +105,7 @@ class Mutants:
         self.pair, self.built, self.layouts, self.rng = pair, built, layouts, rng
         self.right = _comparison(built, layouts)
         self.right.match()
-        self.right.name_outputs()
+        self.right.models.name_outputs()
         self.reference = {side: self._run(side) for side in SIDES}
         traced = {"flax": self._trace_flax(), "torch": self._trace_torch()}
         self.executed = {side: traced[side] for side in SIDES}
@@ -162,11 +163,11 @@ class Mutants:
 
     def _run(self, side: str) -> dict[str, Any]:
         """Return outputs, loss and gradients of one side by name, in float64."""
-        comparison = _comparison(self.built, self.layouts)
-        comparison._use(self.right.correspondence)
+        models, right = _comparison(self.built, self.layouts).models, self.right.models
+        models.use(right.correspondence)
         if side == "torch":
-            return comparison.torch.run("float64", self.right.names)
-        outputs, gradients, of_inputs = comparison.flax.run("float64", list(self.right.names))
+            return models.torch.run("float64", right.names)
+        outputs, gradients, of_inputs = models.flax.run("float64", list(right.names))
         return {**outputs, **gradients, **of_inputs}
 
     def _change(self, side: str) -> float:
@@ -205,7 +206,7 @@ class Mutants:
             return flax_module_path(frame.f_locals.get("self"), apply, cache)
 
         _forget_traces("flax")
-        inputs = [jax.numpy.asarray(x) for x in self.right.inputs]
+        inputs = [jax.numpy.asarray(x) for x in self.right.models.inputs]
         folders = code_folders(self.pair.jax_code)
         leaves, tree = flatten(in_evaluation(self.built.params))
 
@@ -223,7 +224,7 @@ class Mutants:
 
         module = self.built.torch_module.eval()
         paths = {id(each): path for path, each in module.named_modules()}
-        tensors = self.right.torch._permuted([torch.tensor(x) for x in self.right.inputs])
+        tensors = self.right.models.torch._permuted([torch.tensor(x) for x in self.right.models.inputs])
         folders = code_folders(self.pair.torch_code)
         with torch.no_grad():
             return trace(lambda: module(*tensors), folders, lambda frame: paths.get(id(frame.f_locals.get("self"))))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
+from parity.comparison.any_model.both_models import BothModels
 from parity.comparison.any_model.comparison import Comparison
 from parity.comparison.any_model.report import Report, UnequalWeightsError
 from vit_spec import InputError
@@ -127,12 +128,11 @@ def compare_models(
         raise InputError(f"seed is {seed!r}: give an integer")
     if not callable(flax_apply):
         raise InputError(f"flax_apply is a {type(flax_apply).__name__}: give a function, such as model.apply")
-    comparison = Comparison(
+    models = BothModels(
         flax_apply,
         params,
         torch_module,
         inputs,
-        layouts=layouts,
         weights=weights,
         axes=(input_axes, output_axes),
         outputs=outputs,
@@ -140,15 +140,16 @@ def compare_models(
         train=train,
         seed=seed,
     )
+    comparison = Comparison(models, torch_module, layouts)
     comparison.match()
-    comparison.name_outputs()
-    comparison.run("float64")
-    if not comparison.is_same_function:
+    models.name_outputs()
+    models.run("float64")
+    if not models.is_same_function:
         comparison.use_one_table()
-    if not comparison.is_same_function:
+    if not models.is_same_function:
         comparison.try_orders_of_axes()
-    if not comparison.is_same_function:
+    if not models.is_same_function:
         comparison.try_order_of_use()
     if level == "precision":
-        comparison.run("float32")
+        models.run("float32")
     return comparison.report(level)

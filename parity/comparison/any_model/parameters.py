@@ -30,6 +30,7 @@ TORCH_ROLES = {
 }
 QKV = ("query", "key", "value")
 FUSED = {"qkv": QKV, "kv": QKV[1:]}  # the word for several fused matrices -> the words for each
+BY_TRIAL = "by trial: the other order fails"  # evidence of `Axes`
 
 
 class Axes(NamedTuple):
