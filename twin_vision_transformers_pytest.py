@@ -52,13 +52,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.config.stash[_HAS_PASSED][item] = False
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+@pytest.hookimpl(hookwrapper=True)  # pluggy before 1.2, with pytest before 7.4, has no other wrappers
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Note whether a test has passed, and so has used all of its golden files."""
-    report = yield
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()
     if report.when == "call":
         item.config.stash[_HAS_PASSED][item] = report.passed
-    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: pytest.ExitCode, config: pytest.Config) -> None:

@@ -158,7 +158,7 @@ def _make_engine(prepared: PreparedRun, make_engine: EngineFactory, path: Path) 
         task=prepared.task,
         learning_rate=lambda step: schedule.learning_rate(recipe, step),
         initial_weights=prepared.weights,
-        folder=(path / CHECKPOINTS).absolute(),
+        folder=(path / CHECKPOINTS).resolve(),  # tensorstore refuses ".."
         metadata={
             "labels": source.classes if has_labels else None,
             "preprocessing": held_out_preprocessing(config, recipe.augment),

@@ -31,7 +31,7 @@ def check_tree(folder: Path) -> None:
     if not manifest.is_file():
         return
     # The child gets `sys.path`, to import the same tensorstore.
-    command = [sys.executable, "-I", str(_CHILD), str(folder.absolute()), str(_MAX_BYTES), str(_MAX_SECONDS), *sys.path]
+    command = [sys.executable, "-I", str(_CHILD), str(folder.resolve()), str(_MAX_BYTES), str(_MAX_SECONDS), *sys.path]
     child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if child.returncode in _LIMIT_SIGNALS:
         limits = f"{_MAX_BYTES >> 30} GiB of memory or {_MAX_SECONDS} s of processor time"

@@ -173,7 +173,7 @@ def _ts_spec(folder: Path, key_path: KeyPath, tree: dict[str, Any]) -> zarr.Tens
 
     Older versions of Orbax leave out chunks of zeros.  Only newer ones say in the tree that they store all chunks.
     """
-    name, base = ".".join(key_path), folder.absolute()
+    name, base = ".".join(key_path), folder.resolve()  # tensorstore refuses ".."
     if _uses_ocdbt(tree):
         base_store = {"driver": "file", "path": f"{base}/"}  # not a URL, in which "%" or "?" has a special meaning
         store: dict[str, Any] = {"driver": "ocdbt", "base": base_store, "path": f"{name}/"}
@@ -266,7 +266,7 @@ def _save(path: Path, tree: Any, arrays: Mapping[str, Array], metadata: Mapping[
     context.array.saving.use_ocdbt = False  # OCDBT keeps all data in memory until the commit
     with warnings.catch_warnings(), _silence_loggers("absl", "asyncio"), context:
         warnings.filterwarnings("ignore", category=DeprecationWarning)  # from Orbax, about its own API
-        ocp.save(path.absolute(), fill(tree), custom_metadata=dict(metadata))
+        ocp.save(path.resolve(), fill(tree), custom_metadata=dict(metadata))
 
 
 @contextmanager

@@ -90,9 +90,9 @@ def check_path(path: Path) -> None:
     """Refuse a path that tensorstore takes for another one: it reads a backslash as a slash, also on Linux.
 
     Raises:
-        InputError: the absolute path has a backslash, or is not UTF-8, which tensorstore does not accept.
+        InputError: the resolved path has a backslash, or is not UTF-8, which tensorstore does not accept.
     """
-    text = str(path.absolute())
+    text = str(path.resolve())
     what = "a backslash" if "\\" in text else "" if is_utf8(text) else "characters that are not UTF-8"
     if what:
         raise InputError(f"{text} has {what}, and tensorstore cannot open such a path: rename the folder")

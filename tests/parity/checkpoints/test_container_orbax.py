@@ -108,6 +108,14 @@ def test_every_layout_is_read_bit_for_bit(written_checkpoint):
     assert read_arrays_as_bytes(written_checkpoint) == {path: array.tobytes() for path, array in ARRAYS.items()}
 
 
+def test_a_path_with_parent_folders_is_read_and_written(written_checkpoint, tmp_path):
+    path = written_checkpoint.parent / ".." / written_checkpoint.parent.name / written_checkpoint.name
+    assert read_arrays_as_bytes(path) == {path: array.tobytes() for path, array in ARRAYS.items()}
+    written = tmp_path / ".." / tmp_path.name / "copy"
+    write_arrays(written, FLAT, {})
+    assert read_arrays_as_bytes(written) == {path: array.tobytes() for path, array in ARRAYS.items()}
+
+
 def test_any_range_of_an_array_is_read(written_checkpoint):
     stored, whole = CONTAINER.open(written_checkpoint).arrays["a", "int32"], TREE["a"]["int32"].reshape(-1)
     for first in range(13):

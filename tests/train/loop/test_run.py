@@ -250,6 +250,13 @@ def test_a_run_with_other_settings_is_refused_and_the_folder_is_not_changed(
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
+def test_a_run_resumes_through_a_path_with_parent_folders(
+    trainer: Any, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_training(replace(RECIPE, run=f"{run.parent}/../{run.parent.name}/{run.name}"), trainer) == 0
+    assert "resuming from step 22 of 22" in capsys.readouterr().out
+
+
 def test_a_finished_run_can_be_started_again_without_a_change(trainer: Any, run: Path) -> None:
     before = records(run)
     assert run_training(replace(RECIPE, run=str(run)), trainer) == 0
