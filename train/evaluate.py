@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from parity.commands.parser import Parser
-from train.cli import run_command
+from parity.commands.run_command import run_command
 from train.inference.arguments import add_arguments, parse_count
 from train.inference.scores import RESAMPLES
 from train.loop.process import keep_freed_memory

@@ -7,7 +7,7 @@ import sys
 from typing import NoReturn
 
 from parity.commands.parser import Parser
-from train.cli import BAD_INPUT, run_command
+from parity.commands.run_command import BAD_INPUT, run_command
 from train.inference.arguments import NUM_VIEWS, add_arguments, parse_count
 from train.loop.process import keep_freed_memory
 

@@ -128,6 +128,40 @@ def test_the_error_for_too_little_memory_is_one_line(monkeypatch, error, capsys)
     assert capsys.readouterr().err.startswith("error: not enough memory")
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(36, "File name too long", "a" * 9), "aaaaaaaaa: File name too long; give another path"),
+        (OSError(28, "No space left on device", "a"), "a: No space left on device; make room, or write elsewhere"),
+        (OSError(122, "Disk quota exceeded"), "Disk quota exceeded; make room, or write elsewhere"),
+        (
+            PermissionError(13, "Permission denied", "a"),
+            "a: Permission denied; give this user access, or give another path",
+        ),
+        (
+            ModuleNotFoundError(name="pyarrow"),
+            "the package pyarrow is not installed: pip install '.[parquet]' in the checkout",
+        ),
+    ],
+)
+def test_an_error_of_the_system_is_one_line_with_a_remedy_that_helps(monkeypatch, error, line, capsys):
+    def fails(_):
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "formats", fails)
+    assert main(["formats"]) == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
+
+
+def test_an_interrupted_command_says_so_and_exits_with_130(monkeypatch, capsys):
+    def fails(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "formats", fails)
+    assert main(["formats"]) == 130
+    assert capsys.readouterr().err == "interrupted; what was saved before is kept\n"
+
+
 def test_models_lists_every_model_with_its_size(capsys):
     code, out, _ = run(capsys, "models")
     assert code == 0 and [line.split()[0] for line in out.splitlines()[1:]] == vit_spec.names()

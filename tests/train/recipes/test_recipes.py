@@ -344,14 +344,14 @@ def test_each_command_of_a_recipe_is_one_line_of_the_help(capsys: pytest.Capture
     assert len(commands) == 2 and all(line.count("python -m") == 1 for line in commands)
 
 
-@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--list", 141)], ids=["help", "list"])
-def test_a_closed_pipe_ends_the_program_silently(option: str, status: int) -> None:
+@pytest.mark.parametrize("option", ["--help", "--list"])
+def test_a_closed_pipe_ends_the_program_silently(option: str) -> None:
     command = [sys.executable, "-m", "train.jax", option]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stderr
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == status  # argparse ignores that its help cannot be written
+    assert process.returncode == 141
 
 
 def test_ctrl_c_ends_a_program_with_nothing_to_save_at_any_point() -> None:
