@@ -42,7 +42,8 @@ class Model:
     name: str = "vit_s16"
     """A named model; `python -m parity models` lists them."""
     image_size: tuple[int, int] | int | None = None
-    """Height and width in pixels that images are resized to; one integer for a square. None: chosen to suit the data."""
+    """Height and width in pixels that images are resized to, such as 384x256; one integer for a square. None: chosen to
+    suit the data."""
     in_channels: int | None = None
     """1 for grey, 3 for colour. None: the same as the data."""
     changes: tuple[str, ...] = ()
