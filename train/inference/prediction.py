@@ -27,7 +27,7 @@ from train.inference.model import (
 )
 from train.inference.prediction_files import check_output, names_file, open_features, open_rows
 from train.inference.progress import progress_bar
-from train.inference.scores import sigmoid, softmax
+from train.inference.scores import log_softmax, sigmoid, softmax
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
@@ -185,9 +185,7 @@ def mean_of_views(task: Task, outputs: Any, views: int) -> Any:
     if task == "values":
         return x.mean(1).astype(np.float32)
     if task == "classes":  # log(mean(softmax))
-        logs = x - x.max(-1, keepdims=True)
-        logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
-        return np.logaddexp.reduce(logs, axis=1) - np.log(views)
+        return np.logaddexp.reduce(log_softmax(x), axis=1) - np.log(views)
     yes, no = (np.logaddexp.reduce(-np.logaddexp(0, -sign * x), axis=1) for sign in (1, -1))
     return yes - no
 

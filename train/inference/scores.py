@@ -162,8 +162,7 @@ class _OfClasses:
 
         count, num_classes = logits.shape
         rows, ones = np.arange(count), np.ones(count)
-        shifted = logits - logits.max(1, keepdims=True)
-        self._log_losses = np.log(np.exp(shifted).sum(1)) - shifted[rows, classes]
+        self._log_losses = -log_softmax(logits)[rows, classes]
         self._probabilities = softmax(logits)
         predicted = logits.argmax(1)
         self._correct = (predicted == classes).astype(np.float64)
@@ -241,6 +240,13 @@ def softmax(logits: Array) -> Array:
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     probabilities: Array = shifted / shifted.sum(-1, keepdims=True)
     return probabilities
+
+
+def log_softmax(logits: Array) -> Array:
+    """Return the logarithms of the probabilities of classes, (..., C)."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    logs: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return logs
 
 
 def sigmoid(logits: Array) -> Array:
