@@ -73,7 +73,7 @@ def score(
     predicted if its probability is above 0.5.
 
     outputs: (N, C) logits or values.    targets: see `train.data.targets.targets_for_task`.    names: (C,) of the outputs.
-    resamples: 0 for no intervals.    seed: of the resamples.
+    resamples: 0 for no intervals.    seed: seed of the resamples.
     """
     x, y = np.asarray(outputs, np.float64), np.asarray(targets)
     metrics: _OfClasses | _OfLabels | _OfValues
@@ -283,7 +283,9 @@ class _CalibrationGaps:
 def _of_decisions(support: Array, answers: Array, found: Array) -> dict[str, Array]:
     """Return the metrics of the decisions for each class or label.
 
-    support, answers, found: (C, R), the images that have it, those that are given it, and those of which both are true.
+    support: (C, R), number of images that have the class or label.
+    answers: (C, R), number of images for which it is predicted.
+    found: (C, R), number of images that have it and for which it is predicted.
     """
     with np.errstate(invalid="ignore"):
         f1 = np.where(support > 0, 2 * found / (support + answers), np.nan)
