@@ -26,7 +26,7 @@ import vit_spec
 from benchmarks import lines, plan, report, turns
 from benchmarks.machine import hardware, revision
 from benchmarks.peers import LIBRARIES, contestants
-from parity.terminal import checked_stdout
+from parity.commands.run_command import run_command
 from vit_spec import InputError, ViTConfig, nearest
 
 
@@ -48,14 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     arguments: the command line without the program name; None means the arguments of this process.
     """
-    try:
-        with checked_stdout():
-            return _run(_parser().parse_args(arguments))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return run_command(lambda: _run(_parser().parse_args(arguments)))
 
 
 def _parser() -> Parser:

@@ -5,7 +5,6 @@ output has ended; 143 ended by SIGTERM.
 """
 
 import argparse
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -16,12 +15,8 @@ from parity.checkpoints.format_file import read_format
 from parity.checkpoints.formats import registered
 from parity.commands import checks, files
 from parity.commands.options import build_parser
-from parity.failed_imports import one_line_import_errors
-from parity.terminal import checked_stdout, print_error
+from parity.commands.run_command import run_command
 from vit_spec import InputError, nearest
-
-# PyTorch and JAX raise different types of error, so out-of-memory errors are recognized by their message.
-_OUT_OF_MEMORY = re.compile("allocate memory|out of memory|RESOURCE_EXHAUSTED")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,22 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: the command line without the program name; None means the arguments of this process.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        with checked_stdout(), one_line_import_errors():
-            return _run(arguments)
-    except BrokenPipeError:  # the reader of the output has ended, such as `head`
-        return 128 + signal.SIGPIPE
-    except (InputError, OSError) as error:
-        print_error(error)
-        return 2
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
-            raise
-        print_error("not enough memory: give a smaller file, or use a machine with more memory")
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    given = sys.argv[1:] if arguments is None else arguments
+    return run_command(lambda: _run(given))
 
 
 def _run(arguments: list[str]) -> int:

@@ -7,9 +7,9 @@ length.  All text is therefore made printable first: see `vit_spec.printable`.
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.style import Style
@@ -41,6 +41,37 @@ class Terminal(Console):
         return Text(safe, style=style, justify=justify, overflow=overflow)
 
 
+class _Stdout:
+    """The stream of stdout, whose errors name it.
+
+    Attributes:
+        error: the newest error of a write; argparse ignores those of its help.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._named_errors():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._named_errors():
+            self._stream.flush()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = OSError(error.errno, error.strerror, "standard output")  # of the same class as `error`
+            raise self.error from None
+
+
 @contextmanager
 def checked_stdout() -> Iterator[None]:
     """Print any text to stdout, whatever its encoding, and flush it at the end; every command runs in this context.
@@ -50,18 +81,22 @@ def checked_stdout() -> Iterator[None]:
     Raises:
         OSError: stdout cannot be written, for example because the disk is full; the error names standard output.
     """
+    if sys.stdout is None:  # as Python sets it where the process was started without stdout
+        yield
+        return
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")
+    stdout = _Stdout(sys.stdout)
     try:
-        yield
+        with redirect_stdout(stdout):
+            yield
     finally:
-        try:
-            if sys.stdout is not None:  # as Python sets it where the process was started without stdout
-                sys.stdout.flush()
-        except OSError as error:
+        with suppress(OSError):
+            stdout.flush()
+        if stdout.error is not None:
             # The text is still in the buffer: Python's own flush at exit would print a traceback and change the exit code.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise OSError(error.errno, error.strerror, "standard output") from None
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+            raise stdout.error from None
 
 
 def console(*, stderr: bool = False) -> Terminal:

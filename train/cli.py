@@ -5,18 +5,15 @@ The imports here are fast; a framework is imported when a run starts.
 
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parity.commands.parser import Parser
-from parity.failed_imports import one_line_import_errors
-from parity.terminal import checked_stdout, print_error
+from parity.commands.run_command import run_command
 from train.loop.request import Request
 from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
 from train.recipes.fields import FieldError
@@ -26,15 +23,7 @@ from vit_spec import InputError, nearest
 if TYPE_CHECKING:
     from train.data.sources import Dataset
 
-# The extra of this distribution that installs a package; "train" installs all others.
-EXTRAS = dict.fromkeys(("jax", "jaxlib", "flax", "optax", "chex", "orbax"), "jax") | {
-    "torch": "torch",
-    "huggingface_hub": "hub",
-    "pyarrow": "parquet",
-}
 FAILED = 1  # the exit status of Python for an exception that nothing catches
-BAD_INPUT = 2
-INTERRUPTED = 130  # the exit status that shells give a program ended by Ctrl-C
 DIGITS = DataInfo(images=1438, channels=1, size=(8, 8))  # the default data set
 
 
@@ -64,8 +53,14 @@ def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -
         request = parse_request(module, [argument for argument in arguments if argument != "--dry-run"])
         return fit(request._replace(dry_run="--dry-run" in arguments))
 
+    def run_and_name_flags() -> int:
+        try:
+            return run()
+        except FieldError as error:
+            raise error.of_flag() from None
+
     reads_only = {"--list", "--plan", "--check-data"} & {argument.partition("=")[0] for argument in arguments}
-    return run_command(run, framework=None if reads_only else module.rpartition(".")[2])
+    return run_command(run_and_name_flags, framework=None if reads_only else module.rpartition(".")[2])
 
 
 def _check_alone(flag: str, others: Sequence[str]) -> None:
@@ -73,46 +68,6 @@ def _check_alone(flag: str, others: Sequence[str]) -> None:
     for other in ("--check-data", "--dry-run"):
         if other in (argument.partition("=")[0] for argument in others):
             raise InputError(f"{flag} and {other} exclude each other: leave out one of them")
-
-
-def run_command(run: Callable[[], int], framework: str | None = None) -> int:
-    """Run a command and return its exit status; print expected errors in one line, without a traceback.
-
-    framework: the package that the command will need, so that an error about another missing package names both.
-
-    Returns:
-        The command's status; 2 for bad input; 130 after Ctrl-C; 141 if the reader of its output has ended.
-    """
-    try:
-        with checked_stdout(), one_line_import_errors():
-            return run()
-    except FieldError as error:
-        print_error(error.of_flag())
-        return BAD_INPUT
-    except InputError as error:
-        print_error(error)
-        return BAD_INPUT
-    except ModuleNotFoundError as error:
-        missing = [str(error.name)]
-        if framework and framework != error.name and find_spec(framework) is None:
-            missing.insert(0, framework)
-        extras = ",".join(dict.fromkeys(EXTRAS.get(name.partition(".")[0], "train") for name in missing))
-        are = f"packages {' and '.join(missing)} are" if len(missing) > 1 else f"package {missing[0]} is"
-        print_error(f"the {are} not installed: pip install '.[{extras}]' in the checkout")
-        return BAD_INPUT
-    except BrokenPipeError:  # the reader of the output has ended, such as `head`
-        return 128 + signal.SIGPIPE
-    except OSError as error:
-        remedy = "give this user access" if isinstance(error, PermissionError) else "make room"
-        why = error.strerror or error
-        print_error(f"{error.filename or 'a file'}: {why}; {remedy} or change the path")
-        return BAD_INPUT
-    except MemoryError:
-        print_error("not enough memory: give a smaller input, or use a machine with more memory")
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        print("interrupted; what was saved before is kept", file=sys.stderr)
-        return INTERRUPTED
 
 
 def run_trainer(module: str, fit: Callable[[Request], int]) -> int:

@@ -68,9 +68,10 @@ class Finding(NamedTuple):
 
 
 class _Scanned(NamedTuple):
-    """What is known of the images of a set: (N,) each, thumbnails (N, 256) float16 of mean 0 and norm 1, or 0.
+    """Facts about the images of a set: (N,) each, thumbnails (N, 256) float16 of mean 0 and norm 1, or 0.
 
-    errors: by the row of an image that cannot be read.    digests: of the pixels; b"" for an unreadable image.
+    errors: errors by the row of an image that cannot be read.
+    digests: digests of the pixels; b"" for an unreadable image.
     """
 
     name: str

@@ -3,13 +3,12 @@
 The imports here are fast; the work is imported after the arguments are parsed.
 """
 
-import argparse
 import sys
 from typing import NoReturn
 
-from parity.commands.parser import Parser
-from train.cli import run_command
-from train.inference.arguments import add_arguments, parse_count
+from parity.commands.parser import Parser, integer, parse_seed
+from parity.commands.run_command import run_command
+from train.inference.arguments import add_arguments
 from train.inference.scores import RESAMPLES
 from train.loop.process import keep_freed_memory
 
@@ -52,13 +51,13 @@ def _parser() -> Parser:
     )
     parser.add_argument("--method", choices=METHODS, nargs="+", help=text)
     text = "numbers of neighbours for knn; by default those of 10 20 100 200 for which there are training images"
-    parser.add_argument("--k", type=parse_count("images"), nargs="+", metavar="N", help=text)
+    parser.add_argument("--k", type=integer(1, "a number of neighbours"), nargs="+", metavar="N", help=text)
     text = "training images per class for few-shot; by default 1 5 10 25"
-    parser.add_argument("--shots", type=parse_count("images"), nargs="+", metavar="N", help=text)
+    parser.add_argument("--shots", type=integer(1, "a number of images"), nargs="+", metavar="N", help=text)
     text = "resamples of the images from which intervals are computed; by default 1000; 0: no intervals"
-    parser.add_argument("--resamples", type=_parse_number, default=RESAMPLES, metavar="N", help=text)
+    parser.add_argument("--resamples", type=integer(0, "a number of resamples"), default=RESAMPLES, metavar="N", help=text)
     text = "seed of the resamples, and of the three few-shot draws: N, N + 1, N + 2"
-    parser.add_argument("--seed", type=_parse_number, default=0, metavar="N", help=text)
+    parser.add_argument("--seed", type=parse_seed, default=0, metavar="N", help=text)
     text = "write scores, predictions, the confusion matrix and the worst mistakes of head into a folder"
     parser.add_argument("--out", metavar="FOLDER", help=text)
     parser.add_argument("--force", action="store_true", help="replace the files of a report in FOLDER")
@@ -70,12 +69,6 @@ def _parse_split_or_fraction(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _parse_number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number: give 0 or more")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ MATRIX_AXES = ("width", "head", "dim", "ff")  # of one matrix; the others of a r
 def state_size(name: str, parameter: Parameter, local_size: int, config: ViTConfig) -> int:
     """Return the number of entries of the optimizer state on one device.
 
-    name: of the optimizer.
+    name: name of the optimizer.
     local_size: entries of the parameter on the device.
     """
     if name == "adafactor":

@@ -6,9 +6,9 @@ The imports here are fast; the work is imported after the arguments are parsed.
 import sys
 from typing import NoReturn
 
-from parity.commands.parser import Parser
-from train.cli import BAD_INPUT, run_command
-from train.inference.arguments import NUM_VIEWS, add_arguments, parse_count
+from parity.commands.parser import Parser, integer
+from parity.commands.run_command import BAD_INPUT, run_command
+from train.inference.arguments import NUM_VIEWS, add_arguments
 from train.loop.process import keep_freed_memory
 
 
@@ -40,7 +40,7 @@ def _parser() -> Parser:
     text = "an image (JPEG, PNG, WebP, BMP, GIF or TIFF), a folder, a pattern such as 'photos/**/*.jpg', or @FILE, a list"
     parser.add_argument("images", metavar="IMAGE", nargs="+", help=text)
     text = "number of classes to print or write; by default 5"
-    parser.add_argument("--top", type=parse_count("classes"), metavar="N", help=text)
+    parser.add_argument("--top", type=integer(1, "a number of classes"), metavar="N", help=text)
     text = "names of the classes, one per line; by default those in RUN_OR_FILE, or numbers"
     parser.add_argument("--classes", metavar="FILE", help=text)
     text = "write the predictions to a file instead of printing them: a .csv, .jsonl or .parquet file"

@@ -1,4 +1,4 @@
-"""What a training step costs on each device, as far as both trainers have it in common; without a framework.
+"""The cost of a training step on each device, as far as both trainers have it in common; without a framework.
 
 `train.jax.memory_estimate` and `train.torch.memory_estimate` add what each trainer stores and sends in its own way.
 """

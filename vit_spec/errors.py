@@ -1,9 +1,12 @@
 """The exception for invalid user input, and helpers for its messages."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 from vit_spec.printable import MAX_MESSAGE_LENGTH, printable
+
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the remedy is to make room; EFBIG: a limit of file sizes
 
 
 class InputError(ValueError):

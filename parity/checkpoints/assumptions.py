@@ -1,4 +1,4 @@
-"""What is said to a user about fields that a file does not state, or that the user replaced."""
+"""Tell a user about fields that a file does not state, or that the user replaced."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -301,39 +301,15 @@ def _parse_constants(lines: _Lines, source: str) -> dict[str, str]:
 
 def _parse_column(lines: _Lines, spellings: Spellings, source: str) -> list[tuple[str, Layout]]:
     """Return every parameter with its layout, checked against the parameters and axes that a ViT can have."""
-    known, places, column = known_axes(), dict[str, tuple[int, str, Layout]](), list[tuple[str, Layout]]()
-    words = sorted({axis for sets in known.values() for axes in sets for axis in axes} | FIXED_SIZES.keys())
+    places, column = dict[str, tuple[int, str, Layout]](), list[tuple[str, Layout]]()
     for number, parameter, _, key, axes in lines.parameters:
         where = f"{source}:{number}"
-        if parameter_of(parameter) not in known:
-            hint = nearest(parameter_of(parameter), known) or "; `python -m parity formats --show torch` lists all"
-            raise InputError(f"{where}: no ViT has a parameter {parameter_of(parameter)!r}{hint}")
-        with _located(where):
-            piece, layout = Piece.parse(parameter), Layout.parse(f"{key} | {axes}", spellings)
-        of_parameter = known[piece.parameter]
-        if piece.axis and not any(piece.axis in each for each in of_parameter):
-            expected = " or ".join(" ".join(sorted(each)) for each in sorted(of_parameter, key=sorted))
-            raise InputError(f"{where}: {piece.parameter} has the axes {expected}, and not {piece.axis}: correct the line")
-        possible = {frozenset(piece.axes(each)) for each in of_parameter if not piece.axis or piece.axis in each}
-        used = [*layout.key_axes, *(axis.name for axis in layout.array_axes), *layout.parameter_axes]
-        used += [axis for segment in (*layout.before, *layout.after) for axis in segment]
-        if unknown := [axis for axis in used if axis not in words]:
-            hint = nearest(unknown[0], words) or f": the axes are {', '.join(words)}"
-            raise InputError(f"{where}: {unknown[0]!r} is not an axis of a ViT{hint}")
-        if frozenset(layout.parameter_axes) not in possible:
-            expected = " or ".join(" ".join(sorted(each)) for each in sorted(possible, key=sorted))
-            given = " ".join(sorted(layout.parameter_axes))
-            raise InputError(f"{where}: {parameter} has the axes {expected}, but the line has {given}: correct the line")
-        for axis in layout.array_axes:
-            length = FIXED_SIZES.get(axis.name)
-            if length is not None and axis.start + FIXED_SIZES.get(axis.parameter_axis or "", 1) > length:
-                raise InputError(f"{where}: {axis} is beyond the end of {axis.name}, which has {length} indices")
+        layout = _parse_layout(parameter, f"{key} | {axes}", spellings, where)
         same = [
             each for name, each in column if name == parameter and set(each.parameter_axes) == set(layout.parameter_axes)
         ]
         if same:
             raise InputError(f"{where}: a second line for {parameter} with the same axes: leave one of them out")
-        _check_key(layout, where)
         if parameter == PROJECTION and layout.key_axes:
             raise InputError(f"{where}: the key of {parameter} has braces: it must be one array")
         other_number, other, earlier = places.setdefault(layout.key, (number, parameter, layout))
@@ -346,6 +322,44 @@ def _parse_column(lines: _Lines, spellings: Spellings, source: str) -> list[tupl
     with _located(source):
         check_pieces(dict.fromkeys(parameter for parameter, _ in column))
     return column
+
+
+def _parse_layout(parameter: str, text: str, spellings: Spellings, where: str) -> Layout:
+    """Return the layout of a parameter, checked against the parameters and axes that a ViT can have.
+
+    Args:
+        parameter: its name, with the axes of a piece.
+        text: its key and its axes.
+        spellings: the spellings of axes in keys.
+        where: the file and the line, for messages.
+    """
+    known = known_axes()
+    if parameter_of(parameter) not in known:
+        hint = nearest(parameter_of(parameter), known) or "; `python -m parity formats --show torch` lists all"
+        raise InputError(f"{where}: no ViT has a parameter {parameter_of(parameter)!r}{hint}")
+    with _located(where):
+        piece, layout = Piece.parse(parameter), Layout.parse(text, spellings)
+    of_parameter = known[piece.parameter]
+    if piece.axis and not any(piece.axis in each for each in of_parameter):
+        expected = " or ".join(" ".join(sorted(each)) for each in sorted(of_parameter, key=sorted))
+        raise InputError(f"{where}: {piece.parameter} has the axes {expected}, and not {piece.axis}: correct the line")
+    possible = {frozenset(piece.axes(each)) for each in of_parameter if not piece.axis or piece.axis in each}
+    used = [*layout.key_axes, *(axis.name for axis in layout.array_axes), *layout.parameter_axes]
+    used += [axis for segment in (*layout.before, *layout.after) for axis in segment]
+    words = sorted({axis for sets in known.values() for axes in sets for axis in axes} | FIXED_SIZES.keys())
+    if unknown := [axis for axis in used if axis not in words]:
+        hint = nearest(unknown[0], words) or f": the axes are {', '.join(words)}"
+        raise InputError(f"{where}: {unknown[0]!r} is not an axis of a ViT{hint}")
+    if frozenset(layout.parameter_axes) not in possible:
+        expected = " or ".join(" ".join(sorted(each)) for each in sorted(possible, key=sorted))
+        given = " ".join(sorted(layout.parameter_axes))
+        raise InputError(f"{where}: {parameter} has the axes {expected}, but the line has {given}: correct the line")
+    for axis in layout.array_axes:
+        length = FIXED_SIZES.get(axis.name)
+        if length is not None and axis.start + FIXED_SIZES.get(axis.parameter_axis or "", 1) > length:
+            raise InputError(f"{where}: {axis} is beyond the end of {axis.name}, which has {length} indices")
+    _check_key(layout, where)
+    return layout
 
 
 def _check_key(layout: Layout, where: str) -> None:

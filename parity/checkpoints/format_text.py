@@ -16,12 +16,12 @@ _NOT_OF_FORMAT = ("image_size", "num_heads", "norms.layer_scale")
 _OF_FIXED_POSITIONS = ("positions.table", "positions.covers")
 
 
-def format_text(format: Format, variant: str | None = None) -> str:
-    """Return a format in the form of a file: one of its variants, by default the first.
+def format_text(format: Format) -> str:
+    """Return a format in the form of a file: the variant that it has, or else its first one.
 
     For a built-in format it is a start for a format of one's own: a file cannot say all that a module can.
     """
-    variant = format.variant or next(iter(format.tables)) if variant is None else variant
+    variant = format.variant or next(iter(format.tables))
     entries, definition = list(format.table_layouts(variant).items()), format.definition
     used = {axis for _, layouts in entries for layout in layouts for axis in layout.key_axes}
     spellings = {**format.spellings, **format.variant_spellings.get(variant, {})}

@@ -10,7 +10,9 @@ In this module `notes` are the metadata of a file together with the parsed JSON 
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from parity.checkpoints.assumptions import Assumption
@@ -27,9 +29,12 @@ MAX_NAMES_BYTES = 1 << 22  # limit for the JSON of all label names; those of Ima
 MAX_NAMES_SHOWN = 3  # label names to print
 MAX_NAME_LENGTH = 40  # characters of a label name to print
 
-# (field of Checkpoint, function that reads its value); for the field "left", the function returns a line or "".
+# (field of Checkpoint, function that reads its value)
 FieldReaders = Iterator[tuple[str, Callable[[], Any]]]
 FieldSource = Callable[[Mapping[str, Any], ViTConfig], FieldReaders]
+
+# Values in JSON files can have any type, so a reader can raise any of these.
+_READ_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def to_notes(checkpoint: Checkpoint) -> dict[str, str]:
@@ -67,7 +72,8 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
     of_open_clip = open_clip_config.FILE in notes and get(checkpoint.format).config_file == open_clip_config.FILE
     from_library = (_from_open_clip,) if of_open_clip else _FROM_LIBRARIES
     sources = (_from_notes, _from_run) if own else (_from_run, *from_library)
-    fields, failed, remarks = _read_fields(sources, notes, checkpoint.config)
+    fields, failed = _read_fields(sources, notes, checkpoint.config)
+    remarks = [] if own or of_open_clip else list(_library_remarks(notes))
     if own:
         for name, value in _edited_fields(replace(checkpoint, **fields), notes).items():
             if name in fields:
@@ -98,8 +104,8 @@ def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str
         written, _ = fill_library_files(format.json_files(config), replace(checkpoint, config=config))
     except InputError:  # the library cannot express this config
         written = {}
-    expected, _, _ = _read_fields(_FROM_LIBRARIES, written, config)
-    found, failed, _ = _read_fields(_FROM_LIBRARIES, notes, config)
+    expected, _ = _read_fields(_FROM_LIBRARIES, written, config)
+    found, failed = _read_fields(_FROM_LIBRARIES, notes, config)
     if failed:
         raise InputError(f"its library's files are not those that were written with the weights: {failed[0]}")
     return {name: value for name, value in found.items() if value != expected.get(name)}
@@ -107,11 +113,10 @@ def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str
 
 def _read_fields(
     sources: Iterable[FieldSource], notes: Mapping[str, Any], config: ViTConfig
-) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Return field -> value from the first source that has it, a line for each value that cannot be read, and remarks."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Return field -> value from the first source that has it, and a line for each value that cannot be read."""
     fields: dict[str, Any] = {}
     failed: list[str] = []
-    remarks: list[str] = []
     for source in sources:
         for name, read in source(notes, config):
             if name in fields:
@@ -121,15 +126,12 @@ def _read_fields(
             except InputError as error:
                 failed.append(str(error))
                 continue
-            # Values in JSON files can have any type, so a reader can raise any of these.
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            except _READ_ERRORS as error:
                 failed.append(f"{name}: the entry in the files beside the weights cannot be read ({error})")
                 continue
-            if name == "left":
-                remarks += [value] if value else []
-            elif value is not None:
+            if value is not None:
                 fields[name] = value
-    return fields, failed, remarks
+    return fields, failed
 
 
 def read_assumptions(notes: Mapping[str, Any], config: ViTConfig, given: Fields) -> tuple[Assumption, ...]:
@@ -191,7 +193,6 @@ def _from_timm(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
         return
     yield "labels", lambda: parse_labels(timm_data.labels(found), config, "label_names of config.json")
     yield "preprocessing", lambda: timm_data.preprocessing(found)
-    yield "left", lambda: timm_data.unread_labels(found)
 
 
 def _from_hugging_face(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
@@ -202,8 +203,6 @@ def _from_hugging_face(notes: Mapping[str, Any], config: ViTConfig) -> FieldRead
         if config.num_classes:
             yield "task", lambda: hf_processor.task(found, config.num_classes)
     yield "preprocessing", lambda: hf_processor.preprocessing(notes)
-    yield "left", lambda: hf_processor.rounding_difference(notes)
-    yield "left", lambda: hf_processor.padding_difference(notes)
 
 
 def _from_open_clip(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
@@ -212,6 +211,17 @@ def _from_open_clip(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders
 
 
 _FROM_LIBRARIES: tuple[FieldSource, ...] = (_from_timm, _from_hugging_face)
+
+
+def _library_remarks(notes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each part of the files of timm and transformers that is not read, or that they apply otherwise."""
+    config = notes.get("config.json") or {}
+    readers = [partial(timm_data.unread_labels, config)] if "architecture" in config else []
+    readers += [partial(hf_processor.rounding_difference, notes), partial(hf_processor.padding_difference, notes)]
+    for read in readers:
+        with suppress(*_READ_ERRORS):  # the readers of the fields of the same file report that it cannot be read
+            if remark := read():
+                yield remark
 
 
 def parse_labels(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] | None:

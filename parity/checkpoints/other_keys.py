@@ -1,4 +1,4 @@
-"""What the keys of a checkpoint are that are not under the prefix of the model's weights.
+"""Explain the keys of a checkpoint that are not under the prefix of the model's weights.
 
 Training scripts store other things beside the weights: optimizer state, metrics, other weights, and parts of the model.
 """

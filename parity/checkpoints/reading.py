@@ -104,48 +104,11 @@ def build_checkpoint(
     if isinstance(ignore, str):
         raise InputError(f"ignore is the text {ignore!r}, but a list of expressions was expected: give [{ignore!r}]")
     require(isinstance(given, Mapping), f"given is {given!r}: give values by field name, such as {{'norms.eps': 1e-5}}")
-    name = _stated_format(notes)
-    _add_stored_table(notes, name)
+    _add_stored_table(notes, _stated_format(notes))
     if own := _is_own(notes):
-        if format not in (None, name, get_format(name).name):
-            get_format(format)  # raises the error about an unknown name, which says more
-            raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from (format=) out")
-        if strip is not None or ignore:
-            raise InputError(
-                f"it has only the keys of its config, in format {name!r}: leave --strip (strip=) and --ignore (ignore=) out"
-            )
-        config = ViTConfig.from_json(notes["config"])
-        _check_companion_config(config, name, contents, notes)
-        arrays = join_keys(contents.arrays, get_format(name).separator)
-        was_assumed = {each.field for each in metadata.read_assumptions(notes, config, {})}
-        stated = {field: config.at(field) for field in FIELDS if field not in was_assumed}
-        config, assumed = override_fields(config, given)
-        assumed = (*metadata.read_assumptions(notes, config, given), *assumed)
-        overridden = find_overridden(stated, given)
-        found = Checkpoint(config, name, arrays, contents.container, assumed, overridden=overridden)
-        _check_duplicates(get_format(name), config, arrays)
+        found = _read_own(contents, notes, format, given, strip, ignore)
     else:
-        _check_extra_state(notes)
-        matches = recognise(contents.arrays, notes, format, strip, ignore)
-        match, config, assumed = first_valid_match(matches, given)
-        name = match.format.full_name(config)
-        check_ignored_values(match.format, config, match.evidence.ignored_arrays)
-        _check_duplicates(match.format, config, {**match.evidence.ignored_arrays, **match.arrays})
-        left = [*match.unread, *_empty_arrays(contents)]
-        if match.format.definition:
-            _check_constants(match, match.format.definition, contents)
-            left += [f"{file}: format {match.format.name} has no such file" for file in COMPANION_FILES if notes.get(file)]
-        if match.alternatives:
-            why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
-            assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", why))
-        others = {each.format.name: None for each in matches if each.format.definition} if match.format.definition else {}
-        if also := [each for each in others if each != match.format.name]:
-            why = f"not {', '.join(also)}, which fits too: choose with --from"
-            assumed = (*assumed, Assumption("format", match.format.name, why))
-        texts = match.ignored_texts
-        assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore '{each}'") for each in texts))
-        overridden = find_overridden(match.format.stated_fields(match.evidence), given)
-        found = Checkpoint(config, name, match.arrays, contents.container, assumed, tuple(left), overridden=overridden)
+        found = _read_recognised(contents, notes, format, given, strip, ignore)
     if any(array.dtype.name not in FLOAT_DTYPES for array in found.arrays.values()) and (
         what := describe_unreadable(contents.arrays)
     ):
@@ -154,6 +117,67 @@ def build_checkpoint(
     _check_unused_entries(found)
     found = replace(found, assumed=(*found.assumed, *_assumed_zeros(found.arrays)))
     return metadata.attach_metadata(found, notes, given, own)
+
+
+def _read_own(
+    contents: Contents,
+    notes: Mapping[str, Any],
+    format: str | None,
+    given: Fields,
+    strip: str | None,
+    ignore: Sequence[str],
+) -> Checkpoint:
+    """Return a checkpoint of this project, with the config in `notes`; the arguments are those of `build_checkpoint`."""
+    name = _stated_format(notes)
+    if format not in (None, name, get_format(name).name):
+        get_format(format)  # raises the error about an unknown name, which says more
+        raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from (format=) out")
+    if strip is not None or ignore:
+        raise InputError(
+            f"it has only the keys of its config, in format {name!r}: leave --strip (strip=) and --ignore (ignore=) out"
+        )
+    config = ViTConfig.from_json(notes["config"])
+    _check_companion_config(config, name, contents, notes)
+    arrays = join_keys(contents.arrays, get_format(name).separator)
+    was_assumed = {each.field for each in metadata.read_assumptions(notes, config, {})}
+    stated = {field: config.at(field) for field in FIELDS if field not in was_assumed}
+    config, assumed = override_fields(config, given)
+    assumed = (*metadata.read_assumptions(notes, config, given), *assumed)
+    overridden = find_overridden(stated, given)
+    _check_duplicates(get_format(name), config, arrays)
+    return Checkpoint(config, name, arrays, contents.container, assumed, overridden=overridden)
+
+
+def _read_recognised(
+    contents: Contents,
+    notes: Mapping[str, Any],
+    format: str | None,
+    given: Fields,
+    strip: str | None,
+    ignore: Sequence[str],
+) -> Checkpoint:
+    """Return another program's checkpoint, with an inferred config; the arguments are those of `build_checkpoint`."""
+    _check_extra_state(notes)
+    matches = recognise(contents.arrays, notes, format, strip, ignore)
+    match, config, assumed = first_valid_match(matches, given)
+    name = match.format.full_name(config)
+    check_ignored_values(match.format, config, match.evidence.ignored_arrays)
+    _check_duplicates(match.format, config, {**match.evidence.ignored_arrays, **match.arrays})
+    left = [*match.unread, *_empty_arrays(contents)]
+    if match.format.definition:
+        _check_constants(match, match.format.definition, contents)
+        left += [f"{file}: format {match.format.name} has no such file" for file in COMPANION_FILES if notes.get(file)]
+    if match.alternatives:
+        why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
+        assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", why))
+    others = {each.format.name: None for each in matches if each.format.definition} if match.format.definition else {}
+    if also := [each for each in others if each != match.format.name]:
+        why = f"not {', '.join(also)}, which fits too: choose with --from"
+        assumed = (*assumed, Assumption("format", match.format.name, why))
+    texts = match.ignored_texts
+    assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore '{each}'") for each in texts))
+    overridden = find_overridden(match.format.stated_fields(match.evidence), given)
+    return Checkpoint(config, name, match.arrays, contents.container, assumed, tuple(left), overridden=overridden)
 
 
 def _assumed_zeros(arrays: Mapping[str, StoredArray]) -> list[Assumption]:

@@ -1,7 +1,6 @@
 """The path that a checkpoint is written to: its container, what may be replaced there, and a full disk."""
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -21,11 +20,11 @@ from parity.checkpoints.formats.format import no_files
 from parity.checkpoints.sidecar import SIDECAR_FILE, check_sidecar, sidecar_path, write_sidecar
 from parity.checkpoints.weights import Checkpoint
 from vit_spec import InputError, nearest
+from vit_spec.errors import DISK_FULL_ERRNOS
 
 FOLDER = "folder"  # name of the container of a folder that the format's own library opens: weights and JSON files
 SHARD_BYTES = 5_000_000_000  # default size limit of a file in a folder; that of Hugging Face
 _MAX_ENTRIES = 1_000_000  # in a folder that is replaced
-_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FEW_FILES = 1000  # with fewer free inodes than this, the lack of inodes may be why the disk is full
 
 
@@ -161,8 +160,8 @@ def _is_disk_full(error: BaseException) -> bool:
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))
-        if getattr(error, "errno", None) in _DISK_FULL_ERRNOS or any(
-            os.strerror(number) in str(error) for number in _DISK_FULL_ERRNOS
+        if getattr(error, "errno", None) in DISK_FULL_ERRNOS or any(
+            os.strerror(number) in str(error) for number in DISK_FULL_ERRNOS
         ):
             return True
         error = error.__cause__ or error.__context__ or error

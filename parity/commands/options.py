@@ -1,11 +1,10 @@
 """The options of each command of `python -m parity`."""
 
 import argparse
-import re
 from collections.abc import Callable, Mapping
 
 from parity.checkpoints import containers
-from parity.commands.parser import Parser, add_format_file_option, add_key_options
+from parity.commands.parser import Parser, add_format_file_option, add_key_options, integer, parse_seed
 
 
 def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> Parser:
@@ -77,11 +76,16 @@ def _add_surgery_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--resampling", metavar="MODE", help="how positions are resampled; by default as in the model's family"
     )
-    group.add_argument("--in-channels", type=int, metavar="N", help="change the number of input channels")
+    group.add_argument(
+        "--in-channels", type=integer(1, "a number of channels"), metavar="N", help="change the number of input channels"
+    )
     head = group.add_mutually_exclusive_group()
     head.add_argument("--drop-head", action="store_true", help="remove the classifier: the model returns features")
     head.add_argument(
-        "--num-classes", type=int, metavar="N", help="replace the classifier by a new one, initialized with seed 0"
+        "--num-classes",
+        type=integer(1, "a number of classes"),
+        metavar="N",
+        help="replace the classifier by a new one, initialized with seed 0",
     )
     fold = group.add_mutually_exclusive_group()
     fold.add_argument(
@@ -115,11 +119,14 @@ def _add_check_options(sub: argparse.ArgumentParser) -> None:
     text = "the lower precision; by default float32"
     sub.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help=text)
     sub.add_argument(
-        "--steps", type=_parse_steps, metavar="N", help="number of optimizer steps for --level train; by default 50"
+        "--steps",
+        type=integer(1, "a number of optimizer steps"),
+        metavar="N",
+        help="number of optimizer steps for --level train; by default 50",
     )
     sub.add_argument("--no-gradients", action="store_true", help="compare only the forward pass")
     sub.add_argument(
-        "--seed", type=_parse_seed, metavar="N", default=0, help="seed of the images and the targets of the loss"
+        "--seed", type=parse_seed, metavar="N", default=0, help="seed of the images and the targets of the loss"
     )
     sub.add_argument("--as-is", action="store_true", help="keep the numerical settings of both frameworks, such as TF32")
     sub.add_argument(
@@ -135,9 +142,12 @@ def _add_diagnose_options(sub: argparse.ArgumentParser) -> None:
     reference.add_argument("--logits", metavar="FILE", help="an .npz file of images and their correct logits")
     reference.add_argument("--against", metavar="OTHER", help="a correct checkpoint, in any format")
     sub.add_argument(
-        "--pairs", type=int, metavar="N", help="number of pairs of causes to test; by default as many as are fast to test"
+        "--pairs",
+        type=integer(0, "a number of pairs"),
+        metavar="N",
+        help="number of pairs of causes to test; by default as many as are fast to test",
     )
-    sub.add_argument("--seed", type=_parse_seed, metavar="N", help="seed of the images for --against; by default 0")
+    sub.add_argument("--seed", type=parse_seed, metavar="N", help="seed of the images for --against; by default 0")
 
 
 def _add_assert_options(sub: argparse.ArgumentParser) -> None:
@@ -169,7 +179,7 @@ def _add_golden_options(sub: argparse.ArgumentParser) -> None:
     add_reading_options(record, "the checkpoint")
     record.add_argument(
         "--seed",
-        type=_parse_seed,
+        type=parse_seed,
         metavar="N",
         default=0,
         help="seed of the images, the targets and the weights of a named model",
@@ -192,22 +202,6 @@ def _add_formats_options(sub: argparse.ArgumentParser) -> None:
         "for a format of your own"
     )
     sub.add_argument("--show", metavar="FORMAT", help=text)
-
-
-def _parse_steps(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a positive integer: give the number of optimizer steps, at least 1"
-        )
-    return int(text)
-
-
-def _parse_seed(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text):  # numpy, PyTorch and JAX all accept these
-        raise argparse.ArgumentTypeError(
-            f"{text[:40]!r} is not a valid seed: give an integer of at least 0, with at most 18 digits"
-        )
-    return int(text)
 
 
 _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {

@@ -1,7 +1,9 @@
 """The parser of all commands of this project, with options that several of them have."""
 
 import argparse
+import re
 import sys
+from collections.abc import Callable
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -36,6 +38,25 @@ class Parser(argparse.ArgumentParser):
             if value == "" or (isinstance(value, list) and "" in value):
                 self.error(f"{' '.join(action.option_strings) or action.metavar} is empty: give a path or another value")
         return args, unknown
+
+
+def integer(least: int, what: str) -> Callable[[str], int]:
+    """Return a function that parses the integer of an option, for `type` of `add_argument`.
+
+    Args:
+        least: the smallest value.  All values are below 2^63, as NumPy, PyTorch and JAX accept them for seeds.
+        what: the integer in a message about another text, such as "a seed".
+    """
+
+    def parse(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,19}", text) or not least <= int(text) < 2**63:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}: give {least} or more, below 2^63")
+        return int(text)
+
+    return parse
+
+
+parse_seed = integer(0, "a seed")
 
 
 def add_format_file_option(parser: argparse.ArgumentParser) -> None:

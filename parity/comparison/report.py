@@ -45,7 +45,7 @@ class TensorComparison:
     scale: smallest root-mean-square that the reference is taken to have; see `ErrorNorms.relative_rms`.
     entries: number of independent entries; None means all entries.
     rounding: rounding errors in float64, if they were measured; see `parity.comparison.amplification`.
-    unreliable_in: types in which this tensor is computed from one whose rounding errors are more than `MAX_LINEAR_ERROR`.
+    unreliable_in: types in which a tensor that this one is computed from has rounding errors above `MAX_LINEAR_ERROR`.
     parts_passed: whether every part in isolation is equally precise in both twins, in the lower precision.
     """
 

@@ -352,9 +352,7 @@ def _compare_in_float64(reference: PassResult, jax: PassResult, torch: PassResul
 def _visible_reference(reference: PassResult, torch: PassResult) -> PassResult:
     """Return the reference without the tensors that a fused kernel does not return."""
     values = {
-        n: v
-        for n, v in reference.values.items()
-        if n in torch.values or n.rpartition(".")[2] not in HIDDEN_BY_FUSED_ATTENTION
+        n: v for n, v in reference.values.items() if n in torch.values or _last_word(n) not in HIDDEN_BY_FUSED_ATTENTION
     }
     return replace(reference, values=values)
 

@@ -32,8 +32,7 @@ class FileReport:
         the JAX twin.
     origins: parts of the second file that differ although they take the inputs of the first file's parts, and the first of
         `uncompared`.
-    harmless: number of the origins at the start of `origins` in stages whose results do not change the outputs, such as
-        hidden units in another order.
+    harmless: the first `harmless` origins do not change the outputs, such as hidden units in another order.
     uncompared: name of an intermediate that has another shape in the second file, or that only one file has -> its shape in
         the first and in the second file, None where it is missing; in the order of computation.
     config: fields in which the two configs differ.

@@ -5,8 +5,8 @@ from importlib import import_module
 import pytest
 
 from parity.__main__ import COMMANDS, main
+from parity.commands.run_command import run_command
 from parity.failed_imports import one_line_import_errors
-from train.cli import run_command
 from vit_spec import InputError
 
 LINE = "the package no_cuda is installed and cannot be imported ({}: libcublas.so not found): install it again"

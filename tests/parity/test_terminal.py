@@ -1,5 +1,6 @@
 """Names from files cannot control the terminal, and cannot fill it."""
 
+import argparse
 import io
 import json
 import os
@@ -13,11 +14,11 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from parity.__main__ import COMMANDS, main
+from parity.__main__ import main
 from parity.checkpoints import containers
+from parity.commands.run_command import run_command
 from parity.terminal import Terminal, print_error, print_lines
 from tests import ROOT
-from train.cli import run_command
 from vit_spec import InputError
 from vit_spec.printable import printable
 
@@ -109,43 +110,51 @@ def test_no_other_module_prints_text():
             continue
         assert not re.search(r"\bConsole\(", text), path
         for line in re.findall(r"^.*(?<![\w.])print\(.*$", text, re.M):
-            allowed = "json.dumps" in line or "list_recipes()" in line or "interrupted; what was saved" in line
-            assert allowed or line.rstrip().endswith("print("), f"{path}: {line}"
+            assert "json.dumps" in line or "list_recipes()" in line or line.rstrip().endswith("print("), f"{path}: {line}"
 
 
-@pytest.fixture(params=["parity", "trainer"])
-def entry(request):
-    """Return a function that prints a text as a command does, and returns the exit code."""
-    if request.param == "trainer":
-        return lambda text: run_command(lambda: print(text) or 0)
+def write(text):
+    """Print a text as a command does; return the exit code."""
+    return run_command(lambda: print(text) or 0)
 
-    def run(text):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(COMMANDS, "models", lambda args: print(text) or 0)
-            return main(["models"])
 
-    return run
+def write_help():
+    """Print a help as a command does; return the exit code.  argparse ignores errors of stdout, and exits."""
+    return run_command(lambda: argparse.ArgumentParser().parse_args(["--help"]))
+
+
+def open_stream(file, *, is_buffered):
+    """Return a stream to a file as Python opens stdout, or as it does with -u."""
+    return io.TextIOWrapper(open(file, "wb", buffering=-1 if is_buffered else 0), write_through=not is_buffered)
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
-def test_a_character_that_stdout_cannot_encode_is_printed_as_an_escape(entry, errors, monkeypatch):
+def test_a_character_that_stdout_cannot_encode_is_printed_as_an_escape(errors, monkeypatch):
     printed = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "ascii", errors))
-    assert entry("3 × 4") == 0 and printed.getvalue() == b"3 \\xd7 4\n"
+    assert write("3 × 4") == 0 and printed.getvalue() == b"3 \\xd7 4\n"
 
 
-def test_the_error_of_a_full_disk_names_standard_output_and_is_not_repeated_at_exit(entry, monkeypatch, capsys):
-    with open("/dev/full", "w") as full:
+@pytest.mark.parametrize("is_buffered", [True, False], ids=["buffered", "-u"])
+@pytest.mark.parametrize(
+    "run",
+    [lambda: write("text"), lambda: write("text" * 10**5), write_help],
+    ids=["short", "longer than the buffer", "help"],
+)
+def test_the_error_of_a_full_disk_names_standard_output_and_is_not_repeated_at_exit(run, is_buffered, monkeypatch, capsys):
+    with open_stream("/dev/full", is_buffered=is_buffered) as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert entry("text") == 2
-    errors = capsys.readouterr().err
-    assert "standard output" in errors and "No space left on device" in errors and errors.count("\n") == 1
+        assert run() == 2
+    line = "error: standard output: No space left on device; make room, or write elsewhere\n"
+    assert capsys.readouterr().err == line
 
 
-def test_a_reader_that_has_ended_is_no_error(entry, monkeypatch, capsys):
+@pytest.mark.parametrize("is_buffered", [True, False], ids=["buffered", "-u"])
+@pytest.mark.parametrize("run", [lambda: write("text"), write_help], ids=["text", "help"])
+def test_a_reader_that_has_ended_is_no_error(run, is_buffered, monkeypatch, capsys):
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "w") as pipe:
+    with open_stream(writing, is_buffered=is_buffered) as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
-        assert entry("text") == 141
+        assert run() == 141
     assert capsys.readouterr().err == ""

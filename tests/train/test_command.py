@@ -6,6 +6,7 @@ from importlib import import_module
 
 import pytest
 
+from parity.commands.run_command import BAD_INPUT
 from train import cli
 
 
@@ -50,5 +51,5 @@ def test_an_error_about_a_missing_package_names_the_framework_that_is_missing_to
 
     monkeypatch.setattr("train.data.sources.open_dataset", open_dataset)
     monkeypatch.setitem(sys.modules, "jax", None)
-    assert cli.main("train.jax", pytest.fail, arguments) == cli.BAD_INPUT
+    assert cli.main("train.jax", pytest.fail, arguments) == BAD_INPUT
     assert capsys.readouterr().err == f"error: the {what} in the checkout\n"

@@ -62,7 +62,7 @@ class DataLoader:
     skip_damaged: replace a damaged image by the next one, instead of an error.
     workers: worker processes that prepare batches; 0: threads.
     error_hint: added to the message about a damaged image: what the user can do besides replacing or removing it.
-    preprocessing: of held-out images, instead of that from `augment`.
+    preprocessing: preprocessing of held-out images, instead of that from `augment`.
     balanced: (N,) the classes that are equally frequent in an epoch; None: each image is in it once.
 
     Raises:

@@ -16,7 +16,7 @@ def balanced_weights(targets: ModelTargets, num_outputs: int, *, binary: bool) -
     "not" and "yes", and these have such weights.  A class without images has the weight 0.
 
     Args:
-        targets: of the training images, see `train.data.targets.targets_for_task`.
+        targets: targets of the training images, see `train.data.targets.targets_for_task`.
         num_outputs: the number of classes or labels, C.
         binary: whether the loss is a binary cross-entropy for each class or label.
 

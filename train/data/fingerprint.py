@@ -181,7 +181,7 @@ def _hash_targets(examples: Any) -> str:
 def _hash_contents(path: str, size: int, max_bytes: int) -> bytes:
     """Return a digest of a whole file of at most `max_bytes`, or of chunks of a larger file.
 
-    size: of the file; 0: read all of it whatever its size.
+    size: size of the file; 0: read all of it whatever its size.
     """
     digest = blake2b(digest_size=16)
     try:

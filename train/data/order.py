@@ -24,7 +24,7 @@ class Order(NamedTuple):
 class EpochOrder:
     """The orders of all epochs, each a pure function of (seed, epoch).
 
-    seed: of the run.
+    seed: seed of the run.
     count: the number of images, and of positions in an epoch.
     classes: (N,) the class of each image, of which all are equally frequent in an epoch; None: each image is there once.
     """

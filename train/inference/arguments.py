@@ -4,7 +4,6 @@ The imports here are fast, and need no package of an extra.
 """
 
 import argparse
-from collections.abc import Callable
 from typing import Literal
 
 from parity.commands.parser import add_format_file_option, add_key_options
@@ -26,17 +25,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_key_options(parser, "RUN_OR_FILE")
     parser.add_argument("--twin", choices=TWINS, help="the framework; by default the one that is installed, jax first")
     parser.add_argument("--json", action="store_true", help="print a JSON object per line")
-
-
-def parse_count(what: str) -> Callable[[str], int]:
-    """Return a function that parses a positive number.
-
-    what: what is counted, for the message about another text.
-    """
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or not int(text):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what}: give 1 or more")
-        return int(text)
-
-    return parse

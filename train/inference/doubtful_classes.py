@@ -26,7 +26,7 @@ class Doubtful(NamedTuple):
 
     row: its index.
     other: the class that the other images give it.
-    probability, of_other: of the class that it has, and of the other.
+    probability, of_other: probability of the class that it has, and of the other.
     """
 
     row: int

@@ -49,7 +49,7 @@ NUM_DRAWS = 3  # random draws of few-shot images, as in big_vision
 
 @dataclass(frozen=True)
 class Options:
-    """What a command line asks for, with defaults that depend on the data filled in; see `train.evaluate`.
+    """The options of a command line, with defaults that depend on the data filled in; see `train.evaluate`.
 
     weights: as typed.
     neighbours: `--k`; empty without the method "knn".
@@ -68,11 +68,11 @@ class Options:
 
 
 class Evaluation(NamedTuple):
-    """What to evaluate, on which data, by which methods.
+    """An evaluation that is asked for: the targets, the model and the options.
 
-    targets: of the training and of the held-out images, see `train.data.targets.targets_for_task`.
-    head: of the held-out images, for the method "head".
-    notes: about what was assumed.
+    targets: targets of the training and of the held-out images, see `train.data.targets.targets_for_task`.
+    head: targets of the head for the held-out images, for the method "head".
+    notes: lines about what was assumed.
     """
 
     model: TrainedModel
@@ -254,7 +254,7 @@ def _choose_methods(
 def _results(evaluation: Evaluation, features: tuple[Any, ...]) -> Iterator[ProbeResult]:
     """Yield a result for each method and setting.
 
-    features: of the training and of the held-out images, (N, D) and (M, D).
+    features: features of the training and of the held-out images, (N, D) and (M, D).
     """
     options, names = evaluation.options, evaluation.data.source.classes
     (train, held_out), (train_targets, held_out_targets) = features, evaluation.targets

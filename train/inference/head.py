@@ -22,7 +22,7 @@ class HeadTargets(NamedTuple):
 
     targets: class numbers among `names`, or labels or values in the order of `names`; see
         `train.data.targets.targets_for_task`.
-    names: of the outputs that are scored.
+    names: names of the outputs that are scored.
     columns: the outputs that are scored, in the order of `names`.
     note: a line that says what was assumed; "" if nothing was.
     """
@@ -43,7 +43,7 @@ def match_head(model: TrainedModel, source: Dataset, task: Task, targets: ModelT
     Names decide: the data may have them in another order, or lack some.  All classes of the model stay possible answers.
     A model without names has the data's classes in their order, if it has as many outputs.
 
-    targets: of the held-out images; see `train.data.targets.targets_for_task`.
+    targets: targets of the held-out images; see `train.data.targets.targets_for_task`.
 
     Raises:
         InputError: the head predicts something else than the task or the classes of the data.

@@ -35,8 +35,8 @@ class TrainedModel:
     """Weights with their metadata: what the outputs mean, how images are preprocessed, and how the run was evaluated.
 
     task: what the outputs are; "classes" if the file has no task.
-    names: of the outputs, (num_outputs,); their numbers if the file has no names.
-    preprocessing: of images; timm's centre crop of the whole image if the file has none.
+    names: names of the outputs, (num_outputs,); their numbers if the file has no names.
+    preprocessing: preprocessing of images; timm's centre crop of the whole image if the file has none.
     batch_size: the run's; the default recipe's for a file outside of a run folder.
     run: the run's folder; None for a file outside of one.
     data, held_out: the run's `--data` and `--held-out`; None for a file outside of a run folder.

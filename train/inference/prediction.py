@@ -27,7 +27,7 @@ from train.inference.model import (
 )
 from train.inference.prediction_files import check_output, names_file, open_features, open_rows
 from train.inference.progress import progress_bar
-from train.inference.scores import sigmoid, softmax
+from train.inference.scores import log_softmax, sigmoid, softmax
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
@@ -39,16 +39,12 @@ MAX_NAME_LENGTH = 20  # characters of a name that fit above an image
 Predictions = list[tuple[str, float]]  # names of classes, labels or values, each with its probability or value
 
 
-def predict(args: argparse.Namespace) -> bool:
-    """Print the predictions of a trained model for images, or write them to a file; return whether all could be read.
-
-    args: see `train.predict`.
+def _load_model(args: argparse.Namespace) -> TrainedModel:
+    """Load the model that the arguments name, without its head for features, and with the names of `--classes`.
 
     Raises:
-        InputError: the model or an argument cannot be used, or a file cannot be written.
+        InputError: the model cannot be used, or an option does not fit its outputs.
     """
-    paths = find_images(args.images)
-    outputs = _check_outputs(args, paths)
     model = load_from_arguments(args)
     config = model.input_config
     require_pooling(model.checkpoint)
@@ -65,10 +61,24 @@ def predict(args: argparse.Namespace) -> bool:
         model = replace(model, names=_read_class_names(Path(args.classes), config))
     if args.out and not args.out.lower().endswith(".jsonl") and model.task != "classes" and "image" in model.names:
         raise InputError(f"--out {args.out} would have two columns named image: give a name that ends in .jsonl")
+    return model
+
+
+def predict(args: argparse.Namespace) -> bool:
+    """Print the predictions of a trained model for images, or write them to a file; return whether all could be read.
+
+    args: see `train.predict`.
+
+    Raises:
+        InputError: the model or an argument cannot be used, or a file cannot be written.
+    """
+    paths = find_images(args.images)
+    outputs = _check_outputs(args, paths)
+    model = _load_model(args)
     for line in _notes(model):
         print_note(line)
     predictor, errors = load_predictor(model.checkpoint, args.twin), dict[int, str]()
-    maps = _Maps(predictor, config) if args.maps else None
+    maps = _Maps(predictor, model.input_config) if args.maps else None
     loader = load_views(paths, model, args.tta, BATCH_SIZE if args.maps else LARGE_BATCH_SIZE, errors)
     views, readable, titles = NUM_VIEWS[args.tta], list[int](), list[str]()
     is_printed = not (args.out or args.features)
@@ -177,7 +187,7 @@ def mean_of_views(task: Task, outputs: Any, views: int) -> Any:
 
     classes: the logarithms of the mean probabilities.    labels: the logits of them.    values: the mean values.
 
-    outputs: (B * views, num_outputs), those of the views of an image after each other.
+    outputs: (B * views, num_outputs); the views of an image are consecutive.
     """
     if views == 1:
         return outputs
@@ -185,9 +195,7 @@ def mean_of_views(task: Task, outputs: Any, views: int) -> Any:
     if task == "values":
         return x.mean(1).astype(np.float32)
     if task == "classes":  # log(mean(softmax))
-        logs = x - x.max(-1, keepdims=True)
-        logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
-        return np.logaddexp.reduce(logs, axis=1) - np.log(views)
+        return np.logaddexp.reduce(log_softmax(x), axis=1) - np.log(views)
     yes, no = (np.logaddexp.reduce(-np.logaddexp(0, -sign * x), axis=1) for sign in (1, -1))
     return yes - no
 
@@ -200,7 +208,7 @@ def named_predictions(task: Task, names: tuple[str, ...], output: Any, top: int)
 
     The order is that of the outputs, as in `train.evaluate`; of equal outputs, the first class precedes.
 
-    names: of the outputs.    output: (num_outputs,).
+    names: names of the outputs.    output: (num_outputs,).
     """
     x = np.asarray(output, np.float64)
     if task == "values":

@@ -105,7 +105,7 @@ def draw_shots(classes: Indices, shots: int, seed: int, names: Sequence[str]) ->
 
     A class without training images is skipped.
 
-    classes: (N,) class numbers.    names: of the classes, for messages.
+    classes: (N,) class numbers.    names: names of the classes, for messages.
 
     Raises:
         InputError: a class has fewer images; the message names the classes.

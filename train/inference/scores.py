@@ -73,7 +73,7 @@ def score(
     predicted if its probability is above 0.5.
 
     outputs: (N, C) logits or values.    targets: see `train.data.targets.targets_for_task`.    names: (C,) of the outputs.
-    resamples: 0 for no intervals.    seed: of the resamples.
+    resamples: 0 for no intervals.    seed: seed of the resamples.
     """
     x, y = np.asarray(outputs, np.float64), np.asarray(targets)
     metrics: _OfClasses | _OfLabels | _OfValues
@@ -162,8 +162,7 @@ class _OfClasses:
 
         count, num_classes = logits.shape
         rows, ones = np.arange(count), np.ones(count)
-        shifted = logits - logits.max(1, keepdims=True)
-        self._log_losses = np.log(np.exp(shifted).sum(1)) - shifted[rows, classes]
+        self._log_losses = -log_softmax(logits)[rows, classes]
         self._probabilities = softmax(logits)
         predicted = logits.argmax(1)
         self._correct = (predicted == classes).astype(np.float64)
@@ -243,6 +242,13 @@ def softmax(logits: Array) -> Array:
     return probabilities
 
 
+def log_softmax(logits: Array) -> Array:
+    """Return the logarithms of the probabilities of classes, (..., C)."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    logs: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return logs
+
+
 def sigmoid(logits: Array) -> Array:
     """Return the probabilities of labels, (..., C)."""
     probabilities: Array = np.exp(-np.logaddexp(0, -logits))
@@ -277,7 +283,9 @@ class _CalibrationGaps:
 def _of_decisions(support: Array, answers: Array, found: Array) -> dict[str, Array]:
     """Return the metrics of the decisions for each class or label.
 
-    support, answers, found: (C, R), the images that have it, those that are given it, and those of which both are true.
+    support: (C, R), number of images that have the class or label.
+    answers: (C, R), number of images for which it is predicted.
+    found: (C, R), number of images that have it and for which it is predicted.
     """
     with np.errstate(invalid="ignore"):
         f1 = np.where(support > 0, 2 * found / (support + answers), np.nan)

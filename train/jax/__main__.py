@@ -2,7 +2,8 @@
 
 import sys
 
-from train.cli import BAD_INPUT, FAILED, INTERRUPTED, leave, run_trainer
+from parity.commands.run_command import BAD_INPUT, INTERRUPTED
+from train.cli import FAILED, leave, run_trainer
 from train.loop import interruption
 from train.loop.request import Request
 

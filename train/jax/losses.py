@@ -20,7 +20,7 @@ def loss_and_metric(
         output and target are on the same side of one half.
     values: outputs (B, values), targets (B, values).  Loss: mean squared error.  Metric: mean absolute error.
 
-    weights: of the terms of the loss, see `train.data.class_weights`; None: 1.  Of a softmax (classes,): the term
+    weights: weights of the terms of the loss, see `train.data.class_weights`; None: 1.  Of a softmax (classes,): the term
         -t log p of each class, as `torch.nn.functional.cross_entropy` has them.  Of a sigmoid (2, outputs): the terms
         -(1 - t) log(1 - p) and -t log p.
     """

@@ -36,7 +36,7 @@ class TeacherModel:
         """Return the loss of each image with the teacher's share, (B,).
 
         Args:
-            params: of the teacher.
+            params: parameters of the teacher.
             loss: that of the targets of the data, (B,).
             images: the student's, normalized and mixed, (B, H, W, C).
             outputs: the student's logits that learn from the teacher, (B, classes).

@@ -15,7 +15,7 @@ from vit_spec import InputError
 class Balance(NamedTuple):
     """How a run treats classes that are rare.
 
-    weights: of the terms of the training loss, see `train.data.class_weights`; None: 1.
+    weights: weights of the terms of the training loss, see `train.data.class_weights`; None: 1.
     classes: (N,) the class of each training image, of which all are equally frequent in an epoch; None: images are.
     """
 
@@ -26,7 +26,7 @@ class Balance(NamedTuple):
     def from_recipe(cls, recipe: Recipe, source: Dataset, task: Task, targets: ModelTargets) -> "Balance":
         """Return what a recipe asks for.
 
-        targets: of the training images, see `train.data.targets.targets_for_task`.
+        targets: targets of the training images, see `train.data.targets.targets_for_task`.
 
         Raises:
             InputError: the task has no classes to weight, or the data have none to balance.
@@ -47,7 +47,7 @@ class Balance(NamedTuple):
     def table_rows(self, names: tuple[str, ...]) -> dict[str, str]:
         """Return the rows of the table at the start.
 
-        names: of the classes or labels.
+        names: names of the classes or labels.
         """
         rows = {}
         if self.weights is not None:

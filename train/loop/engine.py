@@ -54,7 +54,7 @@ class EvalOutput(NamedTuple):
 
 
 class RestoredCheckpoint(NamedTuple):
-    """What the loop learns of a restored checkpoint.
+    """The facts about a restored checkpoint that the loop needs.
 
     step: the number of steps done.
     loop_state: what was given to `Engine.save_checkpoint`; None if the checkpoint has metadata that no run writes.
@@ -274,7 +274,7 @@ class EngineFactory(Protocol):
                 `recipe.rng` is "shared", unless a checkpoint will be restored.
             folder: the absolute path of the folder for checkpoints; it may not exist yet.
             metadata: the keyword arguments `labels`, `preprocessing` and `task` of `parity.save`, for files of weights.
-            class_weights: of the terms of the training loss, as `train.data.class_weights` returns them; None: 1.
+            class_weights: weights of the terms of the training loss, as `train.data.class_weights` returns them; None: 1.
             teacher: for knowledge distillation; None without.
 
         Raises:

@@ -47,7 +47,7 @@ def load_initial_weights(
         recipe: the recipe.
         num_outputs: the number of outputs that the data need.
         in_channels: the channels of the data.
-        names: of the outputs; empty if they have none.
+        names: names of the outputs; empty if they have none.
 
     Returns:
         The weights with their config, and a line for each assumption, override of what the file states, and change.

@@ -17,8 +17,8 @@ CHANGEABLE = (
 )
 # Fields of the augmentation that may not change: held-out images depend on the first two, the order of images on the third.
 _KEPT = ("share", "held_out_filter", "repeats")
-# Fields of the recipe that `--resume` may change, besides CHANGEABLE: what they decide is learnt from that step on.
-# Nothing may change that held-out metrics depend on.
+# Fields of the recipe that `--resume` may change, besides CHANGEABLE: they take effect from that step on.  Fields that
+# held-out metrics depend on may not change.
 RESUMABLE = (
     *("epochs", "warmup", "decay", "cooldown", "batch_size", "accumulate", "dtype", "eval_every"),
     *("label_smoothing", "class_weights", "sampling"),
@@ -35,7 +35,7 @@ Lineage = list[dict[str, Any]]
 def extend_lineage(lineage: Any, before: dict[str, Any], after: dict[str, Any], step: int) -> Lineage:
     """Return a lineage with the changes between two recipes, as config.json has them, if there are any.
 
-    step: of the newest checkpoint.
+    step: step of the newest checkpoint.
 
     Raises:
         InputError: the lineage is none that a run writes.

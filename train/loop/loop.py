@@ -328,7 +328,7 @@ class Loop:
         }
 
     def _is_better(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
-        """Whether metrics of an evaluation are better than the best; not if its loss is not finite: the model is broken."""
+        """Return whether an evaluation is better than the best one; one whose loss is not finite never is."""
         name = PRIMARY_METRIC[self.task]
         if not math.isfinite(metrics["loss"]):
             return False
@@ -365,7 +365,7 @@ class Loop:
     def _resume(self, state: LoopState, note: str) -> None:
         """Say from where the run resumes, and make its weight files agree with the restored checkpoint.
 
-        note: of the engine, about the checkpoint; "" for none.
+        note: note of the engine about the checkpoint; "" for none.
         """
         self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
         if (steps := self.recipe.profile) and steps[1] <= self.done:

@@ -1,4 +1,4 @@
-"""What the loop saves with a checkpoint, and its checks: a file may be damaged, or an older version's."""
+"""The state of the loop that is saved with a checkpoint, and its checks: a file may be damaged, or an older version's."""
 
 import math
 from collections.abc import Mapping
@@ -21,17 +21,17 @@ KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LoopState:
-    """What the loop saves with a checkpoint.  Checkpoints of older versions lack some fields: those with a default.
+    """The state of the loop that a checkpoint has.  Checkpoints of older versions lack some fields: those with a default.
 
-    run_id: of the run; "": not known.
+    run_id: id of the run; "": not known.
     last, best, last_raw, best_raw, evaluations_since_best, unreadable, skipped, skipped_in_a_row: see
         `train.loop.loop.Loop`.
     is_evaluated: whether `last` belongs to the weights of the checkpoint.
     best_files: see `train.loop.weight_files.WeightFiles.recorded`.
-    recent_metrics: of each step since the last record of training in metrics.jsonl.
+    recent_metrics: metrics of each step since the last record of training in metrics.jsonl.
     mean_metrics: the record of training after this step; {} if there is none.
     seconds: the time that the run has taken, in all its parts.
-    num_records: of metrics.jsonl up to this step.
+    num_records: number of records in metrics.jsonl up to this step.
     """
 
     last: Metrics
@@ -58,7 +58,7 @@ class LoopState:
     def from_json(cls, found: Any, primary_metric: str) -> "LoopState | None":
         """Return the state that `to_json` has written; None if no run writes such JSON.
 
-        primary_metric: of the task, see `train.loop.metrics.PRIMARY_METRIC`.
+        primary_metric: primary metric of the task, see `train.loop.metrics.PRIMARY_METRIC`.
         """
         if not isinstance(found, dict):
             return None

@@ -22,7 +22,7 @@ def compute_metrics(task: Task, outputs: np.ndarray, targets: np.ndarray, names:
     The auroc of a label, or the r2 of a value, that is the same for all images is NaN.  Means leave NaN out; a
     mean without any number is NaN.  An image with NaN outputs is wrong; for a label with NaN see `auroc`.
 
-    names: of the labels; unused for other tasks.
+    names: names of the labels; unused for other tasks.
     """
     outputs, targets = np.asarray(outputs, np.float64), np.asarray(targets, np.float64)
     if task == "classes":

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """What to run.
+    """A run that a command line asks for.
 
-    name: of the recipe.
+    name: name of the recipe.
     recipe: with the fields that the command line changes.
     source: the data set.
     command: the command line as typed, without --run, to print how to resume.

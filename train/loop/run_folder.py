@@ -60,9 +60,9 @@ class RunFolder:
     Args:
         path: the folder.
         recipe, config, data: contents of config.json.
-        name: of the recipe.
+        name: name of the recipe.
         source: the data set, to identify it by its contents; None: do not identify it.
-        teacher_checksum: of the weights of the teacher; None without one.
+        teacher_checksum: checksum of the weights of the teacher; None without one.
         may_change: whether the recipe may differ from that of a run that resumes in the fields `RESUMABLE`.
         is_main: whether this is the main process of the run.
 
@@ -241,7 +241,7 @@ class RunFolder:
 
     @property
     def id(self) -> str:
-        """What tells this run from all others, in config.json and in its checkpoints.
+        """The identifier of this run, in config.json and in its checkpoints.
 
         In a process that is not the main one it is "" until the main process has written config.json.
         """

@@ -1,4 +1,4 @@
-"""What is in the folder of a run: the names of its files, its recipe, its model and its changes."""
+"""The contents of the folder of a run: the names of its files, its recipe, its model and its changes."""
 
 import dataclasses
 import json

@@ -43,13 +43,13 @@ DIVERGED, SIGNALLED = 1, 128  # exit statuses; the number of the signal is added
 
 
 class PreparedRun(NamedTuple):
-    """What a run consists of, before its engine and its folder exist.
+    """The parts of a run before its engine and its folder exist.
 
     weights: None if the engine initializes the weights at random, or they are restored from a checkpoint.
     teacher: for knowledge distillation; None without.
     notes: lines about the model for the table at the start.
-    schedule: of the whole run, also of a dry run.
-    targets: of the training and of the held-out images.
+    schedule: schedule of the whole run, also of a dry run.
+    targets: targets of the training and of the held-out images.
     """
 
     request: Request

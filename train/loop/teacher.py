@@ -13,7 +13,7 @@ from vit_spec.resample import matrix
 
 
 class InputTransform(NamedTuple):
-    """What turns the student's images, normalized and mixed, into the teacher's: resizing, then x * scale + shift.
+    """The map from the student's images, normalized and mixed, to the teacher's: resizing, then x * scale + shift.
 
     Both are linear, so a mixed image becomes the mixture of the teacher's images.
 
@@ -45,7 +45,7 @@ class InputTransform(NamedTuple):
 class Teacher(NamedTuple):
     """A trained model whose answers a student learns.
 
-    name: of the weights.
+    name: name of the weights.
     checkpoint: the weights.
     columns: (classes,) the outputs of the teacher for the classes of the data.
     notes: lines about what was assumed.
@@ -58,7 +58,7 @@ class Teacher(NamedTuple):
 
     @property
     def checksum(self) -> str:
-        """What identifies its weights when a run resumes."""
+        """The checksum of its weights, by which a resumed run recognises them."""
         return checksum(self.checkpoint)
 
     def table_row(self, recipe: Recipe, student: ViTConfig) -> str:

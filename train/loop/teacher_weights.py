@@ -13,8 +13,8 @@ def load_teacher(recipe: Recipe, task: Task, names: tuple[str, ...], in_channels
     Args:
         recipe: see its fields about distillation.
         task: what the student learns.
-        names: of the classes of the data.
-        in_channels: of the student.
+        names: names of the classes of the data.
+        in_channels: input channels of the student.
 
     Raises:
         InputError: there is nothing to load, or the teacher does not predict the classes of the data from such images.

@@ -1,6 +1,5 @@
 """Write the files of a run: whole, or not at all, with errors of one line."""
 
-import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vit_spec import InputError
+from vit_spec.errors import DISK_FULL_ERRNOS
 
 FOLDER_GONE = "the run's folder is gone; put it back to resume, or give the same command to start again from step 0"
 
@@ -18,7 +18,7 @@ def convert_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "correct that"
+        remedy = "make room there" if error.errno in DISK_FULL_ERRNOS else "correct that"
         remedy = f"{remedy}, then give the same --run to resume" if path.parent.is_dir() else FOLDER_GONE
         raise InputError(f"cannot write {path} ({error.strerror or error}): {remedy}") from None
 

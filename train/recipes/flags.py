@@ -3,6 +3,7 @@
 import argparse
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
@@ -13,6 +14,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 from train.recipes.fields import alternatives, describe_type, flag_name
 from train.recipes.recipe import Recipe
 from vit_spec import InputError, nearest
+
+_PAIR = tuple[int, int]
 
 
 class Flag(NamedTuple):
@@ -33,6 +36,11 @@ class Flag(NamedTuple):
     def name(self) -> str:
         """The flag as typed: --optimizer.weight-decay."""
         return flag_name(self.path)
+
+    @property
+    def is_size(self) -> bool:
+        """Whether the value is the height and width of an image, or one integer for a square."""
+        return {int, _PAIR} <= set(alternatives(self.kind))
 
     @property
     def negation(self) -> str:
@@ -72,7 +80,9 @@ def add_flags(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
             else:
                 lists = [get_args(kind) for kind in alternatives(flag.kind) if get_origin(kind) is tuple]
                 several = [items for items in lists if Ellipsis in items]
-                metavar = "|".join(map(_metavar, alternatives(flag.kind)))
+                metavar = "|".join(
+                    "HxW" if kind == _PAIR and flag.is_size else _metavar(kind) for kind in alternatives(flag.kind)
+                )
                 # None is one word also where the other values are two: `_parse` counts them.
                 group.add_argument(
                     flag.name,
@@ -136,6 +146,8 @@ def _parse(flag: Flag, given: bool | str | list[str]) -> Any:
     if isinstance(given, bool):
         return given
     words = [given] if isinstance(given, str) else given
+    if flag.is_size and re.fullmatch("[0-9]+x[0-9]+", words[0] if len(words) == 1 else ""):
+        words = words[0].split("x")
     kinds = alternatives(flag.kind)
     for kind in kinds:
         try:

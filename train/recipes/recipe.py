@@ -42,7 +42,8 @@ class Model:
     name: str = "vit_s16"
     """A named model; `python -m parity models` lists them."""
     image_size: tuple[int, int] | int | None = None
-    """Height and width in pixels that images are resized to; one integer for a square. None: chosen to suit the data."""
+    """Height and width in pixels that images are resized to, such as 384x256; one integer for a square. None: chosen to
+    suit the data."""
     in_channels: int | None = None
     """1 for grey, 3 for colour. None: the same as the data."""
     changes: tuple[str, ...] = ()
@@ -65,8 +66,8 @@ class Optimizer:
     weight_decay: float = 0.05
     """Decoupled weight decay, multiplied by the learning rate; biases, norms and tokens do not decay."""
     beta1: float = 0.9
-    """Decay of the mean gradient per step: momentum; 0: none. muon has 0.95 for the matrices of blocks, and this for all
-    else."""
+    """Momentum: decay of the mean gradient per step; 0: none. muon uses 0.95 for the matrices of blocks, and this value for
+    all other parameters."""
     beta2: float = 0.999
     """Decay of the mean squared gradient per step, for adamw, lamb and the parameters that muon leaves to Adam. For lion,
     decay of the mean gradient: give 0.99, as its paper does. sgd has none; adafactor has its own, which rises to 0.999."""
@@ -96,7 +97,7 @@ class Recipe:
     teacher_set: tuple[str, ...] = ()
     """Override config fields of the file of --teacher, as --init-set does"""
     distillation: Literal["hard", "soft"] = "hard"
-    """What the student learns from the teacher. hard: its most likely class. soft: its probabilities."""
+    """The answer of the teacher that the student learns. hard: its most likely class. soft: its probabilities."""
     distillation_weight: float = 0.5
     """Share of the teacher in the loss; the targets of the data have the rest."""
     distillation_temperature: float = 3.0
@@ -109,14 +110,14 @@ class Recipe:
     """The images for evaluation: the name of a split of the data, or a share of every class of the training images. None:
     the data's validation split, else its test split, else 0.2."""
     compare_data: Literal["sample", "all", "none"] = "sample"
-    """What a resumed run compares to recognise its data, which may have moved. sample: names, sizes and targets, and a
-    sample of the contents. all: every byte, from the start of the run. none: accept data that were changed on purpose."""
+    """The part of the data by which a resumed run recognises them; they may have moved. sample: names, sizes and targets,
+    and a sample of the contents. all: every byte, from the start of the run. none: accept data changed on purpose."""
     corrupt: Literal["stop", "skip"] = "stop"
     """On a damaged image: stop and name it; or skip it, and name and count it."""
     workers: int | None = None
     """Worker processes that prepare images. None: chosen for the data and this machine; 0: threads instead."""
     task: Task | None = None
-    """What the model predicts. classes: one class per image (softmax). labels: each label independently (sigmoid).
+    """The kind of prediction. classes: one class per image (softmax). labels: each label independently (sigmoid).
     values: numbers (mean squared error); for data of classes, the numbers in their names. None: the data's own."""
     augment: Augment = field(default_factory=Augment)
     optimizer: Optimizer = field(default_factory=Optimizer)

@@ -45,7 +45,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class Snapshot(NamedTuple):
-    """What a checkpoint has of the engine.
+    """The part of a checkpoint that is the engine's.
 
     tensors: by name.
     numbers: whole numbers and flags by name.

@@ -50,7 +50,7 @@ class _Trained(NamedTuple):
 
     placement: where its entries are.
     entries: those on this process.
-    multiplier: of the learning rate.
+    multiplier: multiplier of the learning rate.
     """
 
     named: NamedParameter
@@ -226,7 +226,7 @@ class _ByDirections(Optimizer):
 
 
 def _bias_corrections(settings: Settings, updates: Tensor) -> tuple[float, float]:
-    """Return 1 - b1^t and 1 - b2^t; expm1 keeps the digits of a small difference, as in `vit_jax.optimizer.adamw`."""
+    """Return 1 - b1^t and 1 - b2^t, accurate also where they are small, by expm1 as in `vit_jax.optimizer.adamw`."""
     t, b1, b2 = float(updates), settings.beta1, settings.beta2
     return -math.expm1(t * math.log(b1)) if b1 else 1.0, -math.expm1(t * math.log(b2))
 

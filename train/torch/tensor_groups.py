@@ -17,7 +17,7 @@ GROUP_SIZE = 1 << 24
 def tensor_groups(*lists: "Sequence[Tensor]") -> "Iterator[tuple[list[Tensor], ...]]":
     """Yield the lists in parts, of `GROUP_SIZE` entries at most, or of a single tensor that has more.
 
-    lists: of one length; the n-th tensors of all have one shape.
+    lists: lists of one length; the n-th tensors of all have one shape.
     """
     start, size = 0, 0
     for n, tensor in enumerate(lists[0]):

@@ -1,6 +1,5 @@
 """A writer of files whose layout is known in advance: arrays may be written in any order and from several threads."""
 
-import errno
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from parity.checkpoints.containers.container import ArraySpec, Writer
 from parity.checkpoints.layout import Array
 from vit_spec import InputError
+from vit_spec.errors import DISK_FULL_ERRNOS
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def reserve_space(descriptor: int, path: Path, size: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size)
     except (OSError, AttributeError) as error:  # AttributeError: macOS has no such function
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
             what = f"{path} needs {size} bytes of disk space, which are not free ({error.strerror})"
             raise InputError(f"{what}: make room, or write to another disk") from None
         os.ftruncate(descriptor, size)

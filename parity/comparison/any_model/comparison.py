@@ -35,7 +35,7 @@ MAX_TRIED_GROUPS = 3  # of square matrices, whose orders of axes are tried
 
 
 class Comparison:
-    """What has been found of two models.
+    """The findings about two models.
 
     Attributes:
         models: both models, with the weights of the mapping in use.

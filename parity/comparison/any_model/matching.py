@@ -39,7 +39,7 @@ Candidates = Mapping[tuple[Path, Path], Mapping[str, Rule]]  # modules that can 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of two models besides the names and shapes of their parameters.
+    """Knowledge of two models besides the names and shapes of their parameters.
 
     uses: for both sides, the keys in the order in which a forward pass first uses them; it decides where names do not.
     uses_first: whether this order decides before names.

@@ -1,4 +1,4 @@
-"""What a report says besides figures: what may explain a failure, and what the inputs and weights cannot show."""
+"""The notes of a report: possible explanations of a failure, and properties that the inputs and weights cannot show."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""What two models return, by name, and which of it is compared."""
+"""The outputs of two models by name, and the choice of those that are compared."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a comparison ran on: the versions of the frameworks, and a digest of weights and inputs."""
+"""The provenance of a comparison: the versions of the frameworks, and a digest of weights and inputs."""
 
 import hashlib
 import platform

@@ -8,7 +8,7 @@ import numpy as np
 
 from parity.checkpoints.layout import Array
 from parity.checkpoints.surgery import MODES
-from parity.comparison.diagnosis.hypothesis import Edit, Hypothesis
+from parity.comparison.diagnosis.hypothesis import Edit, Hypothesis, per_channel
 from vit_spec import Pixels, ViTConfig, rows
 from vit_spec.parts import UNGATED_ACTIVATIONS
 from vit_spec.positions import SCALED_ROTARY, TABLES
@@ -125,16 +125,12 @@ def _renormalize(old: Pixels, new: Pixels) -> Callable[[Array], Array]:
     """Return the function that takes images normalized by `old` and normalizes them by `new` instead."""
 
     def change(images: Array) -> Array:
-        changed: Array = (images * _per_channel(old.std) + _per_channel(old.mean) - _per_channel(new.mean)) / _per_channel(
+        changed: Array = (images * per_channel(old.std) + per_channel(old.mean) - per_channel(new.mean)) / per_channel(
             new.std
         )
         return changed
 
     return change
-
-
-def _per_channel(values: tuple[float, ...]) -> Any:
-    return np.array(values)[:, None, None]
 
 
 def _heads(c: ViTConfig) -> Iterator[Hypothesis]:

@@ -21,8 +21,6 @@ from parity.comparison.diagnosis.report import Cause, Diagnosis
 from parity.comparison.diagnosis.search import MAX_REMAINING_COARSE, Search, SearchResult
 from parity.comparison.diagnosis.suspects import (
     Suspect,
-    find_likeliest_suspect,
-    find_measured_suspect,
     first_differing_intermediate,
     intermediates,
     parameter_differences,
@@ -169,7 +167,7 @@ def _diagnose(
     matched = () if differing else tuple(_make_cause(match, checkpoint, source, is_match=True) for match in matches)
     layer = differing
     if is_wrong and (expected.intermediates or not matched):
-        layer = _suspect(search, result, is_complete=not must_intermediates_match)
+        layer = search.suspect(result.tolerance, is_complete=not must_intermediates_match)
     hints = _hints(trial, expected, result) if is_wrong and not matched else ()
     if differing:
         hints = ("this difference does not change the outputs, or the intermediate is from another point of the model",)
@@ -212,26 +210,6 @@ def _remaining_disagreement(trial: Trial, expected: Expected, result: SearchResu
     if after.name == before.name:
         return after, after.value <= before.value * MAX_REMAINING_COARSE
     return after, order.index(after.name) > order.index(before.name)
-
-
-def _suspect(search: Search, result: SearchResult, *, is_complete: bool) -> str:
-    """Return the first layer that differs by more than the tolerance and by more than the roundings explain.
-
-    is_complete: whether all intermediates of a model are expected, so that one of another name or shape differs.
-    """
-    tolerance = max([result.tolerance, *(rounding.tolerance for rounding in search.rounding_errors)])
-    evaluator = search.evaluator
-    return str(
-        find_measured_suspect(search.trial, search.subset, tolerance, is_complete=is_complete)
-        or find_likeliest_suspect(
-            search.full.outputs,
-            search.expected.logits,
-            search.changed_outputs(),
-            evaluator.effects,
-            evaluator.runner.run_count,
-            evaluator.independent_outputs,
-        )
-    )
 
 
 def _caveat(trial: Trial, expected: Expected, result: SearchResult) -> str:

@@ -314,13 +314,14 @@ def model_inputs(trial: Trial, model: Any) -> "torch.Tensor":
 
     images, wanted = trial.images, trial.config.pixels
     if trial.normalized_by is not None and trial.normalized_by != wanted:
-        images = images * _per_channel(trial.normalized_by.std) + _per_channel(trial.normalized_by.mean)
+        images = images * per_channel(trial.normalized_by.std) + per_channel(trial.normalized_by.mean)
     if trial.normalized_by != wanted:
-        images = (images - _per_channel(wanted.mean)) / _per_channel(wanted.std)
+        images = (images - per_channel(wanted.mean)) / per_channel(wanted.std)
     return torch.from_numpy(np.ascontiguousarray(images)).to(model.patch_embed.proj.weight.dtype)
 
 
-def _per_channel(values: tuple[float, ...]) -> Array:
+def per_channel(values: tuple[float, ...]) -> Array:
+    """Return values of the channels, such as a mean, in a shape that broadcasts with images, (C, H, W)."""
     return np.array(values)[:, None, None]
 
 

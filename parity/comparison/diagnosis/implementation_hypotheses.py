@@ -1,6 +1,6 @@
 """Hypotheses about the implementation: the reference model computes something that no field of the config describes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from parity.comparison.diagnosis import attention_variants as attention
@@ -68,6 +68,9 @@ def _blocks(c: ViTConfig) -> Iterator[Hypothesis]:
         yield _hypothesis(name, family, variants.replace_blocks(forward), per_block=True, rare=name in rare_forwards)
 
 
+_NormFormula = tuple[Callable[..., Patch], Callable[..., Any]]  # a function that makes a patch from the next, a formula
+
+
 def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other formulas of all norms, of the norms of queries and keys, and of single norms."""
     if c.norms.kind != "layer":
@@ -86,12 +89,21 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
         "the bias of norms is added before the weight is applied": variants.bias_before_weight,
     }
     rare = (variants.no_std_division, variants.weight_plus_one, variants.bias_before_weight)
-    formulas: dict[str, tuple[Callable[..., Patch], Callable[..., Any]]] = {
+    formulas: dict[str, _NormFormula] = {
         **{name: (variants.replace_norm_statistics, forward) for name, forward in forwards.items()},
         **{name: (variants.replace_norm_forward, forward) for name, forward in full_forwards.items()},
     }
     for name, (make_patch, forward) in formulas.items():
         yield _hypothesis(name, "LayerNorm formula", make_patch(forward), per_block=True, rare=forward in rare)
+    yield from _qk_norms(c)
+    for norm in ("norm1", "norm2") if c.norms.has_second else ("norm1",):
+        for eps in _other_eps(c):
+            yield _eps_of(norm, eps, per_block=True)
+    yield from _final_norms(c, formulas)
+
+
+def _qk_norms(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield other formulas of the norms of queries and keys."""
     if c.attention.qk_norm:
         qk_norms = {"q_norm and k_norm are": ("q_norm", "k_norm"), "q_norm is": ("q_norm",), "k_norm is": ("k_norm",)}
         for subject, suffixes in qk_norms.items():
@@ -102,18 +114,12 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
             for what, patch in {"RMSNorm": no_mean, "RMSNorm without bias": rms}.items():
                 family = "formula of q_norm and k_norm"
                 yield _hypothesis(f"{subject} {what}", family, patch, per_block=True, rare=True)
-    for norm in ("norm1", "norm2") if c.norms.has_second else ("norm1",):
-        for eps in _other_eps(c):
-            yield _eps_of(norm, eps, per_block=True)
-    final_norms = [
-        name
-        for name, is_present in {
-            "norm": c.norms.after_blocks,
-            "fc_norm": c.norms.after_pool,
-        }.items()
-        if is_present
-    ]
-    for norm in final_norms:
+
+
+def _final_norms(c: ViTConfig, formulas: Mapping[str, _NormFormula]) -> Iterator[Hypothesis]:
+    """Yield other formulas of the norms after the blocks, each alone, and other uses of them."""
+    is_present = {"norm": c.norms.after_blocks, "fc_norm": c.norms.after_pool}
+    for norm in (name for name in is_present if is_present[name]):
         for name, (make_patch, forward) in formulas.items():
             cause_name = f"{norm} alone differs: {name.replace('norms do', 'it does').replace('norms', 'it')}"
             yield _hypothesis(

@@ -20,6 +20,8 @@ from parity.comparison.diagnosis.score_bias import score_biases
 from parity.comparison.diagnosis.suspects import (
     MIN_LIKELIEST_SHARE,
     explained_share,
+    find_likeliest_suspect,
+    find_measured_suspect,
     has_exact_intermediates,
     matches_intermediates,
 )
@@ -206,7 +208,26 @@ class Search:
     def _explaining_rounding(self, error: float) -> RoundingError | None:
         return next((rounding for rounding in self.rounding_errors if rounding.explains(error)), None)
 
-    def changed_outputs(self) -> list[tuple[str, Array]]:
+    def suspect(self, tolerance: float, *, is_complete: bool) -> str:
+        """Return the first layer that differs by more than the tolerance and by more than the roundings explain.
+
+        tolerance: that of the result.
+        is_complete: whether all intermediates of a model are expected, so that one of another name or shape differs.
+        """
+        tolerance = max([tolerance, *(rounding.tolerance for rounding in self.rounding_errors)])
+        return str(
+            find_measured_suspect(self.trial, self.subset, tolerance, is_complete=is_complete)
+            or find_likeliest_suspect(
+                self.full.outputs,
+                self.expected.logits,
+                self._changed_outputs(),
+                self.evaluator.effects,
+                self.evaluator.runner.run_count,
+                self.evaluator.independent_outputs,
+            )
+        )
+
+    def _changed_outputs(self) -> list[tuple[str, Array]]:
         """Return (layer, outputs for all images) of models with one layer changed, those that explain most first.
 
         If the search compares only some images, the best `MAX_OTHERS` of these models are run on all images.

@@ -1,4 +1,4 @@
-"""Attention maps of one block for a sample image, computed by both twins in float32."""
+"""Attention maps of the last block for a sample image, computed by both twins in float32."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -36,22 +36,15 @@ class AttentionMaps:
         return difference
 
 
-def compute_attention_maps(checkpoint: Checkpoint, image: Array | None = None, block: int = -1) -> AttentionMaps:
-    """Compute the attention of one block for an image in both twins.
-
-    Args:
-        checkpoint: the weights.
-        image: (H, W, C), normalized; by default a drawing of the config's image size.
-        block: index of the block; negative indices count from the end.
-    """
+def compute_attention_maps(checkpoint: Checkpoint) -> AttentionMaps:
+    """Compute the attention of the last block for a drawing of the config's image size, in both twins."""
     config = checkpoint.config
-    if image is None:
-        image = _normalize(sample_image(*config.image_size), config)
-    images, grid = np.asarray(image, np.float32)[None], config.grid_of(*image.shape[:2])
+    image, block = _normalize(sample_image(*config.image_size), config), config.depth - 1
+    images, grid = np.asarray(image, np.float32)[None], config.grid_of(*config.image_size)
     with strict_settings():
         of_jax, of_torch = (_patch_weights(run(checkpoint, images, block), config, grid) for run in (_jax, _torch))
     of = "the class token" if config.tokens.class_token else "all tokens"
-    return AttentionMaps(_denormalize(image, config), of_jax, of_torch, range(config.depth)[block], of)
+    return AttentionMaps(_denormalize(image, config), of_jax, of_torch, block, of)
 
 
 def sample_image(height: int, width: int) -> Array:

@@ -177,37 +177,24 @@ def _norm_roles(
     """Yield the roles of norms, layer scales and separate biases, by their places between the linear layers."""
     a, m = [unit.rank for unit in attention], [unit.rank for unit in mlp]
     leaves: dict[str, Leaf] = {}
-    fields: dict[str, Any] = {"attention.qk_norm": False, "attention.out_norm": False, "mlp.norm": False}
+    qkv_bias: dict[str, Any] = {}
     biases = [unit for unit in units if unit.kind == "vector" and unit.weight.is_bias and unit.weight.size == inner]
     if len(biases) == 2:
         leaves |= {"blocks.attn.q_bias": biases[0].weight, "blocks.attn.v_bias": biases[1].weight}
-        fields["attention.qkv_bias"] = "qv"
+        qkv_bias["attention.qkv_bias"] = "qv"
     elif biases:
         return
-    units = [unit for unit in units if unit not in biases]
-    outside: list[Unit] = []
-    norms: list[tuple[str, Unit]] = []
-    narrow = [unit for unit in units if unit.weight.size != width and min(a) < unit.rank and unit.weight.size < inner]
-    for unit in units:
-        if min(m) < unit.rank < max(m):
-            if unit.weight.size != hidden or fields["mlp.norm"]:
-                return
-            fields["mlp.norm"] = True
-            norms.append(("blocks.mlp.norm", unit))
-        elif unit in narrow:
-            if len(narrow) != 2 or narrow[0].weight.size != narrow[1].weight.size:
-                return
-            fields["attention.qk_norm"] = True
-            norms.append((f"blocks.attn.{'qk'[_norm_order(narrow).index(unit)]}_norm", unit))
-        elif min(a) < unit.rank < max(a):
-            if unit.weight.size != inner or fields["attention.out_norm"]:
-                return
-            fields["attention.out_norm"] = True
-            norms.append(("blocks.attn.norm", unit))
-        elif unit.weight.size != width:
-            return
-        else:
-            outside.append(unit)
+    split = _split_norms([unit for unit in units if unit not in biases], a, m, inner, hidden, width)
+    if split is None:
+        return
+    norms, outside = split
+    names = {name for name, _ in norms}
+    fields = {
+        "attention.qk_norm": "blocks.attn.q_norm" in names,
+        "attention.out_norm": "blocks.attn.norm" in names,
+        "mlp.norm": "blocks.mlp.norm" in names,
+        **qkv_bias,
+    }
     start, last = min(*a, *m), max(*a, *m)
     between = (max(a), min(m)) if min(a) < min(m) else (max(m), min(a))
     before = [unit for unit in outside if unit.rank < start]
@@ -233,6 +220,41 @@ def _norm_roles(
         yield Roles(chosen, found)
 
 
+_Named = list[tuple[str, Unit]]
+
+
+def _split_norms(
+    units: Sequence[Unit], attention: Sequence[int], mlp: Sequence[int], inner: int, hidden: int, width: int
+) -> tuple[_Named, list[Unit]] | None:
+    """Return the norms inside attention and MLP by their names, and the other units; None if a size fits no norm.
+
+    attention, mlp: the ranks of their linear layers.
+    """
+    norms: dict[str, Unit] = {}
+    outside: list[Unit] = []
+    narrow = [
+        unit for unit in units if unit.weight.size != width and min(attention) < unit.rank and unit.weight.size < inner
+    ]
+    for unit in units:
+        if min(mlp) < unit.rank < max(mlp):
+            name, size = "blocks.mlp.norm", hidden
+        elif unit in narrow:
+            if len(narrow) != 2:
+                return None
+            name, size = f"blocks.attn.{'qk'[_norm_order(narrow).index(unit)]}_norm", narrow[0].weight.size
+        elif min(attention) < unit.rank < max(attention):
+            name, size = "blocks.attn.norm", inner
+        else:
+            name, size = "", width
+        if unit.weight.size != size or name in norms:
+            return None
+        if name:
+            norms[name] = unit
+        else:
+            outside.append(unit)
+    return list(norms.items()), outside
+
+
 def _norm_order(units: Sequence[Unit]) -> list[Unit]:
     """Return the norms of queries and of keys: as their names say, else in the order of use."""
     named: dict[str, Unit] = {}
@@ -240,9 +262,6 @@ def _norm_order(units: Sequence[Unit]) -> list[Unit]:
         parts = {word for part in unit.weight.key.replace("/", ".").replace("_", ".").split(".") for word in words_of(part)}
         named |= {word: unit for word in ("query", "key") if word in parts}
     return [named["query"], named["key"]] if len(named) == 2 and named["query"] is not named["key"] else list(units)
-
-
-_Named = list[tuple[str, Unit]]
 
 
 def _orders(

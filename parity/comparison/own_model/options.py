@@ -1,4 +1,4 @@
-"""What neither names nor shapes of a model show: the values to try for each config field, the likeliest first."""
+"""The values to try for config fields that neither names nor shapes of a model show, the likeliest first."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

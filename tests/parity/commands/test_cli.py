@@ -128,6 +128,40 @@ def test_the_error_for_too_little_memory_is_one_line(monkeypatch, error, capsys)
     assert capsys.readouterr().err.startswith("error: not enough memory")
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(36, "File name too long", "a" * 9), "aaaaaaaaa: File name too long; give another path"),
+        (OSError(28, "No space left on device", "a"), "a: No space left on device; make room, or write elsewhere"),
+        (OSError(122, "Disk quota exceeded"), "Disk quota exceeded; make room, or write elsewhere"),
+        (
+            PermissionError(13, "Permission denied", "a"),
+            "a: Permission denied; give this user access, or give another path",
+        ),
+        (
+            ModuleNotFoundError(name="pyarrow"),
+            "the package pyarrow is not installed: pip install '.[parquet]' in the checkout",
+        ),
+    ],
+)
+def test_an_error_of_the_system_is_one_line_with_a_remedy_that_helps(monkeypatch, error, line, capsys):
+    def fails(_):
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "formats", fails)
+    assert main(["formats"]) == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
+
+
+def test_an_interrupted_command_says_so_and_exits_with_130(monkeypatch, capsys):
+    def fails(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "formats", fails)
+    assert main(["formats"]) == 130
+    assert capsys.readouterr().err == "interrupted; what was saved before is kept\n"
+
+
 def test_models_lists_every_model_with_its_size(capsys):
     code, out, _ = run(capsys, "models")
     assert code == 0 and [line.split()[0] for line in out.splitlines()[1:]] == vit_spec.names()
@@ -281,11 +315,15 @@ def test_help_names_every_command():
         ("convert a b.npz --to jax --shard many", "'many' is not a file size: write it as 500MB or 5GB"),
         ("convert a b.npz --to jax --drop-head --num-classes 3", "not allowed with argument --drop-head"),
         ("convert README b.safetensors --to jax", "no file README"),
-        ("check a --steps 0", "argument --steps: '0' is not a positive integer: give the number of optimizer steps"),
+        ("check a --steps 0", "--steps: '0' is not a number of optimizer steps: give 1 or more, below 2^63"),
+        ("check a --seed 9223372036854775808", "--seed: '9223372036854775808' is not a seed: give 0 or more, below 2^63"),
+        (f"check a --seed {'9' * 5000}", "is not a seed: give 0 or more, below 2^63"),
         (
-            "check a --seed 9999999999999999999",
-            "argument --seed: '9999999999999999999' is not a valid seed: give an integer",
+            "convert a b --to jax --num-classes x",
+            "--num-classes: 'x' is not a number of classes: give 1 or more, below 2^63",
         ),
+        ("convert a b --to jax --in-channels 0", "--in-channels: '0' is not a number of channels: give 1 or more"),
+        ("diagnose a --against b --pairs -1", "--pairs: '-1' is not a number of pairs: give 0 or more"),
         ("check a --against b --level train --as-is", "in float64: remove --level and --as-is"),
         ("check a --steps 5", "--steps is the number of optimizer steps for --level train: give both, or leave it out"),
         ("check a --level precision --steps 5", "--steps is the number of optimizer steps for --level train"),

@@ -115,8 +115,10 @@ def test_a_folder_without_a_run_is_not_changed(tmp_path: Path) -> None:
 
 
 def test_only_the_main_process_takes_the_lock(tmp_path: Path) -> None:
-    with run_folder(tmp_path), RunFolder(tmp_path, Recipe(), CONFIG, {}, is_main=False):
-        pass
+    with RunFolder(tmp_path, Recipe(), CONFIG, {}, is_main=False):
+        assert not (tmp_path / ".lock").exists()
+        with run_folder(tmp_path), RunFolder(tmp_path, Recipe(), CONFIG, {}, is_main=False):
+            assert (tmp_path / ".lock").exists()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

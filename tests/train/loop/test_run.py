@@ -29,9 +29,9 @@ pytest.importorskip("grain")
 import jax
 
 import parity
+from parity.commands.run_command import BAD_INPUT, run_command
 from tests import ROOT
 from tests.hostile_files import FILES
-from train.cli import BAD_INPUT, run_command
 from train.data.batches import Batch
 from train.data.sources import Dataset, open_dataset
 from train.jax import checkpoints

@@ -52,7 +52,7 @@ def augment_image(
 
     image: grey (L) or colour (RGB).
     size: (height, width) in pixels.
-    mean, std: of the model's input, for the noise of random erasing.
+    mean, std: mean and std of the model's input, for the noise of random erasing.
     """
     image = random_affine(crop_image(image, options, size, rng), options, rng)
     if options.randaugment:

@@ -30,7 +30,7 @@ HALF_PIXEL = 0.5 - 2**-20
 def preprocess(image: Image.Image, preprocessing: Preprocessing, mean: Sequence[float] = (0.5,)) -> Image.Image:
     """Resize an image with Pillow and crop or pad it to `preprocessing.size`.
 
-    mean: of the model's input, the colour of padding.
+    mean: mean of the model's input, the colour of padding.
 
     Raises:
         InputError: an image so long that the resized image would have more pixels than Pillow considers safe.

@@ -165,7 +165,7 @@ class FileRows:
 
     They are read and not memory-mapped: if another process truncates a mapped file, its reader is killed by SIGBUS.
 
-    shape: of the array; the first dimension counts the rows.
+    shape: shape of the array; the first dimension counts the rows.
     """
 
     def __init__(self, path: Path, offset: int, shape: tuple[int, ...]) -> None:

@@ -41,7 +41,7 @@ class _NpyFile(NamedTuple):
     """An .npy file in an npz file, with its header.
 
     source: reads the bytes of the .npy file.
-    offset: of the .npy file in the npz file.
+    offset: offset of the .npy file in the npz file.
     """
 
     source: npy.ByteSource

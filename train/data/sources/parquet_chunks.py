@@ -61,7 +61,7 @@ class _Page:
 
     offset, size: their range of bytes in the file.
     uncompressed_size: their bytes after decompression.
-    block_offsets: of Snappy's blocks, from `offset`; None if the page is decompressed whole.
+    block_offsets: offsets of Snappy's blocks, from `offset`; None if the page is decompressed whole.
     """
 
     offset: int

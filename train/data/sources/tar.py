@@ -118,7 +118,7 @@ class _TarImages:
     """An `ImageReader` of byte ranges of tar files.
 
     ranges: (N, 3) int64, the index of an image's file in `files`, its offset and its size in bytes.
-    names: of the images in their files.
+    names: names of the images in their files.
     """
 
     def __init__(self, files: list[str], ranges: NDArray[np.int64], names: PackedStrings) -> None:

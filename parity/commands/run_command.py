@@ -1,0 +1,72 @@
+"""Run a command: its exit code, and expected errors in one line."""
+
+import re
+import signal
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from parity.failed_imports import one_line_import_errors
+from parity.terminal import checked_stdout, print_error, print_note
+from vit_spec import InputError
+from vit_spec.errors import DISK_FULL_ERRNOS
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # the exit code that shells give a program ended by Ctrl-C
+# The extra of this distribution that installs a package; "train" installs all others.
+EXTRAS = dict.fromkeys(("jax", "jaxlib", "flax", "optax", "chex", "orbax"), "jax") | {
+    "torch": "torch",
+    "huggingface_hub": "hub",
+    "pyarrow": "parquet",
+}
+# PyTorch and JAX raise different types of error, so out-of-memory errors are recognized by their message.
+_OUT_OF_MEMORY = re.compile("allocate memory|out of memory|RESOURCE_EXHAUSTED")
+
+
+def run_command(run: Callable[[], int], framework: str | None = None) -> int:
+    """Run a command and return its exit code; print expected errors in one line, without a traceback.
+
+    Args:
+        run: the command; returns its exit code.
+        framework: the package that the command will need, so that an error about another missing package names both.
+
+    Returns:
+        The command's exit code; 2 for invalid input; 130 after Ctrl-C; 141 if the reader of its output has ended.
+    """
+    try:
+        with checked_stdout(), one_line_import_errors():
+            return run()
+    except InputError as error:
+        print_error(error)
+    except ModuleNotFoundError as error:
+        print_error(_missing_packages(error, framework))
+    except BrokenPipeError:  # the reader of the output has ended, such as `head`
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        print_error(_describe_os_error(error))
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
+            raise
+        print_error("not enough memory: give a smaller input, or use a machine with more memory")
+    except KeyboardInterrupt:
+        print_note("interrupted; what was saved before is kept")
+        return INTERRUPTED
+    return BAD_INPUT
+
+
+def _missing_packages(error: ModuleNotFoundError, framework: str | None) -> str:
+    """Return the message about a missing package, and about the framework if it is missing too."""
+    missing = [str(error.name)]
+    if framework and framework != error.name and find_spec(framework) is None:
+        missing.insert(0, framework)
+    extras = ",".join(dict.fromkeys(EXTRAS.get(name.partition(".")[0], "train") for name in missing))
+    are = f"packages {' and '.join(missing)} are" if len(missing) > 1 else f"package {missing[0]} is"
+    return f"the {are} not installed: pip install '.[{extras}]' in the checkout"
+
+
+def _describe_os_error(error: OSError) -> str:
+    """Return the message about a file that cannot be read or written; the error may not know its name."""
+    if error.errno in DISK_FULL_ERRNOS:
+        remedy = "make room, or write elsewhere"
+    else:
+        remedy = f"{'give this user access, or ' if isinstance(error, PermissionError) else ''}give another path"
+    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}; {remedy}"
