@@ -11,6 +11,7 @@ from parity.commands.parser import Parser
 from train.cli import run_command
 from train.inference.arguments import add_arguments, parse_count
 from train.inference.scores import RESAMPLES
+from train.inference.twins import check_packages
 from train.loop.process import keep_freed_memory
 
 METHODS = ("head", "knn", "linear", "few-shot")
@@ -21,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     def run() -> int:
         args = _parser().parse_args(arguments)
-        from train.inference.evaluation import evaluate  # its packages may be missing, which `run_command` reports
+        check_packages(args.twin)
+        from train.inference.evaluation import evaluate
 
         evaluate(args)
         return 0

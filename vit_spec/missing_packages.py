@@ -11,6 +11,7 @@ EXTRAS = (
     | {"torch": "torch", "huggingface_hub": "hub", "pyarrow": "parquet"}
     | dict.fromkeys(("grain", "matplotlib", "PIL", "safetensors", "sklearn", "tensorboardX", "threadpoolctl"), "train")
 )
+TWIN_PACKAGES = {"jax": ("jax", "flax"), "torch": ("torch",)}  # what each twin imports to run a model
 
 
 def missing_packages(*packages: str) -> list[str]:

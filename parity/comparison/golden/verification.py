@@ -25,7 +25,7 @@ from parity.comparison.localisation import GRADIENT_OF, module_scales
 from parity.comparison.progress import StepProgress
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from vit_spec import InputError, ViTConfig, nearest
-from vit_spec.missing_packages import missing_packages, not_installed
+from vit_spec.missing_packages import TWIN_PACKAGES, missing_packages, not_installed
 
 
 def record(
@@ -108,7 +108,7 @@ def verify(
 
 def installed_frameworks() -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the frameworks whose twin can run, and a dict from the other frameworks to the first missing package."""
-    missing = {"jax": missing_packages("jax", "flax"), "torch": missing_packages("torch")}
+    missing = {framework: missing_packages(*TWIN_PACKAGES[framework]) for framework in FRAMEWORKS}
     absent = {framework: packages[0] for framework, packages in missing.items() if packages}
     return tuple(name for name in FRAMEWORKS if name not in absent), absent
 
