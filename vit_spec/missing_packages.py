@@ -1,6 +1,7 @@
 """Report packages that are not installed: all that are missing, and the command that installs them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 from vit_spec.errors import InputError
@@ -43,3 +44,14 @@ def require_packages(purpose: str, *packages: str) -> None:
     """
     if missing := missing_packages(*packages):
         raise InputError(f"{purpose}, and {not_installed(missing)}")
+
+
+@contextmanager
+def installation_named() -> Iterator[None]:
+    """Add the command that installs a package to the ModuleNotFoundError of its import; its type and name stay."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        raise ModuleNotFoundError(not_installed([error.name]), name=error.name) from None
