@@ -114,8 +114,12 @@ def parse_request(module: str, arguments: Sequence[str], open_data: Callable[...
             of `--resume` that holds no run.
         SystemExit: after printing `--help`.
     """
-    from train.data.sources import open_dataset
     from train.loop.saved_run import is_run, read_run_recipe
+
+    def open_source(recipe: Recipe) -> "Dataset":
+        from train.data.sources import open_dataset  # its packages may be missing, and --help needs none
+
+        return (open_data or open_dataset)(recipe.data, recipe.held_out)
 
     resumed, arguments = _take_flag("--resume", arguments)
     config, rest = _take_flag("--config", arguments)
@@ -125,7 +129,7 @@ def parse_request(module: str, arguments: Sequence[str], open_data: Callable[...
     if resumed is not None or (config is None and run is not None and is_run(Path(run))):
         name, recipe = read_run_recipe(Path(resumed or run or ""))
         recipe = _with_overrides(module, name, recipe, rest, is_of_run=True)
-        source = (open_data or open_dataset)(recipe.data, recipe.held_out)
+        source = open_source(recipe)
         command = f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip()
         return Request(name, recipe, source, command, may_change=resumed is not None)
     name = "vit_s16" if config is None else config
@@ -135,7 +139,7 @@ def parse_request(module: str, arguments: Sequence[str], open_data: Callable[...
     first = _with_overrides(module, name, RECIPES[name](DIGITS), rest)
     if name in REQUIRE_INIT and first.init is None:
         raise InputError(f"--config {name} needs initial weights: give --init FILE, hf://OWNER/NAME or timm:NAME")
-    source = (open_data or open_dataset)(first.data, first.held_out)
+    source = open_source(first)
     known = DataInfo(len(source.train), source.channels, source.size)
     recipe = _with_overrides(module, name, RECIPES[name](known), rest)
     return Request(name, recipe, source, f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip())

@@ -10,6 +10,7 @@ from parity.commands.parser import Parser, integer, parse_seed
 from parity.commands.run_command import run_command
 from train.inference.arguments import add_arguments
 from train.inference.scores import RESAMPLES
+from train.inference.twins import check_packages
 from train.loop.process import keep_freed_memory
 
 METHODS = ("head", "knn", "linear", "few-shot")
@@ -20,7 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     def run() -> int:
         args = _parser().parse_args(arguments)
-        from train.inference.evaluation import evaluate  # its packages may be missing, which `run_command` reports
+        check_packages(args.twin)
+        from train.inference.evaluation import evaluate
 
         evaluate(args)
         return 0

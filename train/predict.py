@@ -9,6 +9,7 @@ from typing import NoReturn
 from parity.commands.parser import Parser, integer
 from parity.commands.run_command import BAD_INPUT, run_command
 from train.inference.arguments import NUM_VIEWS, add_arguments
+from train.inference.twins import check_packages
 from train.loop.process import keep_freed_memory
 
 
@@ -17,7 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     def run() -> int:
         args = _parser().parse_args(arguments)
-        from train.inference.prediction import predict  # its packages may be missing, which `run_command` reports
+        check_packages(args.twin)
+        from train.inference.prediction import predict
 
         return 0 if predict(args) else BAD_INPUT
 

@@ -2,11 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.api import attention_maps, compile_forward, init, intermediates, load, unstacked
-from vit_jax.compilation import compiler_options
-from vit_jax.execution import Execution
-from vit_jax.model import ViT
-from vit_jax.pixels import normalize
+from vit_spec.missing_packages import installation_named
+
+with installation_named():
+    from vit_jax.api import attention_maps, compile_forward, init, intermediates, load, unstacked
+    from vit_jax.compilation import compiler_options
+    from vit_jax.execution import Execution
+    from vit_jax.model import ViT
+    from vit_jax.pixels import normalize
 
 if TYPE_CHECKING:
     from vit_jax.nnx_module import nnx

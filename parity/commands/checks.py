@@ -2,8 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,7 +50,7 @@ def check(args: argparse.Namespace) -> int:
     other = load(args.against) if args.against else None
     check_format_files_used(args, checkpoint.format, *([other.format] if other else []))
     written: list[Path] = []
-    with _require_frameworks("check runs both twins"), spinner(quiet=args.json) as progress:
+    with spinner(quiet=args.json) as progress:
         report: _CheckReport
         if args.invariance:
             report = _test_invariance(checkpoint, args, progress)
@@ -88,7 +87,7 @@ def diagnose(args: argparse.Namespace) -> int:
     source = diagnosis.CommandLineSource(
         args.source, args.format, overrides, args.strip, tuple(args.ignore), tuple(args.format_file)
     )
-    with _require_frameworks("diagnose runs the PyTorch twin"), spinner(quiet=args.json) as progress:
+    with spinner(quiet=args.json) as progress:
         if other:
             found = diagnosis.diagnose_against(
                 checkpoint,
@@ -144,7 +143,7 @@ def _record(args: argparse.Namespace) -> int:
     from parity.comparison import golden
 
     model = golden.read_model(args.subject, **reading_options(args))
-    with _require_frameworks("golden record runs both twins"), spinner(quiet=args.json) as progress:
+    with spinner(quiet=args.json) as progress:
         recorded = golden.record(model, args.file, seed=args.seed, force=args.force, progress=progress)
     size = Path(args.file).stat().st_size
     if args.json:
@@ -166,7 +165,7 @@ def _verify(args: argparse.Namespace) -> int:
         golden.Golden.read(path)  # refuse a wrong file before models run, which can take minutes
     results: list[Verification] = []
     try:
-        with _require_frameworks("golden verify runs a twin"), spinner(quiet=args.json) as progress:
+        with spinner(quiet=args.json) as progress:
             for path in args.files:
                 results.append(golden.verify(path, weights=weights, only=args.only, append=args.append, progress=progress))
     finally:
@@ -240,16 +239,3 @@ def _with_count(progress: StepProgress) -> CountProgress:
 
 def _print_json(facts: dict[str, Any]) -> None:
     print(json.dumps(facts, allow_nan=False))
-
-
-@contextmanager
-def _require_frameworks(what: str) -> Iterator[None]:
-    """Convert ModuleNotFoundError to an InputError that names the missing package.
-
-    Args:
-        what: the reason why the command needs the frameworks, such as "check runs both twins".
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise InputError(f"{what}, but {error.name} is not installed: install it") from None

@@ -9,15 +9,10 @@ from parity.failed_imports import one_line_import_errors
 from parity.terminal import checked_stdout, print_error, print_note
 from vit_spec import InputError
 from vit_spec.errors import DISK_FULL_ERRNOS
+from vit_spec.missing_packages import not_installed
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # the exit code that shells give a program ended by Ctrl-C
-# The extra of this distribution that installs a package; "train" installs all others.
-EXTRAS = dict.fromkeys(("jax", "jaxlib", "flax", "optax", "chex", "orbax"), "jax") | {
-    "torch": "torch",
-    "huggingface_hub": "hub",
-    "pyarrow": "parquet",
-}
 # PyTorch and JAX raise different types of error, so out-of-memory errors are recognized by their message.
 _OUT_OF_MEMORY = re.compile("allocate memory|out of memory|RESOURCE_EXHAUSTED")
 
@@ -55,12 +50,10 @@ def run_command(run: Callable[[], int], framework: str | None = None) -> int:
 
 def _missing_packages(error: ModuleNotFoundError, framework: str | None) -> str:
     """Return the message about a missing package, and about the framework if it is missing too."""
-    missing = [str(error.name)]
-    if framework and framework != error.name and find_spec(framework) is None:
+    missing = [str(error.name).partition(".")[0]]
+    if framework and framework != missing[0] and find_spec(framework) is None:
         missing.insert(0, framework)
-    extras = ",".join(dict.fromkeys(EXTRAS.get(name.partition(".")[0], "train") for name in missing))
-    are = f"packages {' and '.join(missing)} are" if len(missing) > 1 else f"package {missing[0]} is"
-    return f"the {are} not installed: pip install '.[{extras}]' in the checkout"
+    return not_installed(missing)
 
 
 def _describe_os_error(error: OSError) -> str:

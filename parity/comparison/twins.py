@@ -46,6 +46,7 @@ from parity.comparison.report import OutputAgreement, Report, TensorComparison, 
 from parity.comparison.tolerances import MAX_LINEAR_ERROR, NORM_POWERS, OVERFLOW_THRESHOLD, ErrorBudget, ErrorNorms
 from parity.comparison.training import compare_training
 from vit_spec import InputError, ViTConfig, nearest
+from vit_spec.missing_packages import require_packages
 
 Level = Literal["function", "precision", "train"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -84,12 +85,13 @@ def compare(
         progress: called with a description of each step when it begins.
 
     Raises:
-        vit_spec.InputError: the parameters do not match the config, the images do not match it, or the model returns NaN or
-            infinities.
+        vit_spec.InputError: a framework is not installed, the parameters do not match the config, the images do not match
+            it, or the model returns NaN or infinities.
     """
     for name, value, allowed in (("level", level, get_args(Level)), ("dtype", dtype, get_args(Dtype))):
         if value not in allowed:
             raise InputError(f"{name} is {value!r}: give one of {', '.join(allowed)}{nearest(value, allowed)}")
+    require_packages("the comparison runs both twins", "jax", "flax", "torch", *(["optax"] if level == "train" else []))
     audit = framework_settings.audit()
     checkpoint = params if isinstance(params, Checkpoint) else as_checkpoint(params, config, "jax")
     if checkpoint.config != config:

@@ -20,6 +20,7 @@ from parity.terminal import Terminal
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS
 from vit_spec.finite_json import replace_non_finite
+from vit_spec.missing_packages import require_packages
 
 Shape = tuple[int, ...]
 
@@ -165,7 +166,8 @@ def compare_files(
         progress: called with a description of each step when it begins.
 
     Raises:
-        InputError: the models have different input channels or shapes of outputs, or one computes NaN or infinities.
+        InputError: a framework is not installed, the models have different input channels or shapes of outputs, or one
+            computes NaN or infinities.
     """
     a, b = first.config, second.config
     if a.in_channels != b.in_channels:
@@ -173,6 +175,7 @@ def compare_files(
             f"one model takes images of {a.in_channels} channels, the other of {b.in_channels}: "
             "give two that take the same images"
         )
+    require_packages("the comparison runs both twins", "jax", "flax", "torch")
     images = noise_images(a, seed)
     inputs = [PassInputs(checkpoint, images, seed) for checkpoint in (first, second)]
     runs: list[list[PassResult]] = []

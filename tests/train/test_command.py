@@ -8,6 +8,7 @@ import pytest
 
 from parity.commands.run_command import BAD_INPUT
 from train import cli
+from vit_spec.missing_packages import EXTRAS
 
 
 @pytest.mark.parametrize("trainer", ["jax", "torch"])
@@ -34,6 +35,17 @@ def test_an_unexpected_error_in_one_of_several_processes_is_printed_and_ends_it_
         module.command()
     errors = capsys.readouterr().err
     assert "Traceback" in errors and "RuntimeError: the model is broken" in errors
+
+
+@pytest.mark.parametrize("trainer", ["jax", "torch"])
+def test_help_needs_none_of_the_packages_that_training_needs(
+    trainer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [*EXTRAS, *(name for name in sys.modules if name.startswith("train.data.sources"))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(f"train.{trainer}", pytest.fail, ["--config", "tiny", "--help"])
+    assert caught.value.code == 0 and "--batch-size" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

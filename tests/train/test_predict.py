@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from train.inference.model import load_predictor, load_trained_model
 from train.inference.prediction import BATCH_SIZE, named_predictions
 from train.inference.prediction_files import open_features, open_rows
 from train.inference.report import Report
+from train.inference.twins import choose_twin
 from train.loop.run_folder import RunFolder
 from train.predict import main
 from train.recipes import Recipe, Task
@@ -677,14 +679,34 @@ def test_importing_the_command_imports_no_framework(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
-def test_a_missing_package_is_reported_in_a_line(command: str, run: Path, photos: list[str]) -> None:
-    code = f"import sys, train.{command} as command; sys.modules['PIL'] = None; sys.exit(command.main(sys.argv[1:]))"
-    arguments = [str(run), *([photos[0]] if command == "predict" else [])]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: the package PIL is not installed: pip install '.[train]' in the checkout\n",
-    )
+@pytest.mark.parametrize(
+    ("missing", "twin", "message"),
+    [
+        (["PIL"], [], "package PIL is not installed: pip install '.[train]'"),
+        (["jax"], ["--twin", "jax"], "package jax is not installed: pip install '.[jax]'"),
+        (["torch", "PIL"], ["--twin", "torch"], "packages torch and PIL are not installed: pip install '.[torch,train]'"),
+        (["flax", "torch", "PIL"], [], "packages flax and PIL are not installed: pip install '.[jax,train]'"),
+    ],
+)
+def test_missing_packages_are_reported_in_a_line_before_anything_is_read(
+    command: str,
+    missing: list[str],
+    twin: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    arguments = ["no_run", *(["no.png"] if command == "predict" else []), *twin]
+    assert import_module(f"train.{command}").main(arguments) == 2
+    assert capsys.readouterr().err == f"error: the {message} in the checkout\n"
+
+
+def test_without_a_named_twin_one_that_lacks_a_package_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_twin(None) == "jax"
+    monkeypatch.setitem(sys.modules, "flax", None)
+    assert choose_twin(None) == "torch"
 
 
 # Real weights ---------------------------------------------------------------------------------------------------------

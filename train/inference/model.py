@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -18,7 +17,7 @@ from parity.checkpoints.formats import Fields, registered
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from parity.checkpoints.reading import WEIGHTS_FILE
 from parity.checkpoints.weights import Checkpoint
-from train.inference.arguments import TWINS
+from train.inference.twins import choose_twin
 from train.loop.saved_run import best_weights, read_run_config
 from train.recipes import Recipe, Task
 from vit_spec import InputError, ViTConfig
@@ -149,8 +148,7 @@ def load_predictor(checkpoint: Checkpoint, twin: str | None) -> Predictor:
     Raises:
         ModuleNotFoundError: the framework is not installed.
     """
-    chosen = twin or next(filter(find_spec, TWINS), TWINS[0])
-    found: Predictor = import_module(f"train.{chosen}.inference").TwinPredictor(checkpoint)
+    found: Predictor = import_module(f"train.{choose_twin(twin)}.inference").TwinPredictor(checkpoint)
     return found
 
 

@@ -4,7 +4,6 @@ import mmap
 import os
 import uuid
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -17,6 +16,7 @@ from parity.checkpoints.containers.container import ArraySpec
 from parity.checkpoints.containers.preallocated import reserve_space
 from parity.checkpoints.layout import Array
 from vit_spec import InputError
+from vit_spec.missing_packages import missing_packages, not_installed
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +27,8 @@ _OVERHEAD, _OVERHEAD_PER_ARRAY = 1 << 16, 1 << 13  # bytes of headers and paddin
 
 def check_torch(path: Path) -> None:
     """Raise InputError if torch, which writes the file or folder at `path`, is not installed."""
-    if not find_spec("torch"):
-        raise InputError(f"torch writes {path}, and is not installed: install it, or write safetensors")
+    if missing := missing_packages("torch"):
+        raise InputError(f"torch writes {path}, and {not_installed(missing)}; or write safetensors")
 
 
 class ScratchFile:

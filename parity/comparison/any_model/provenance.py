@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from parity.checkpoints.layout import Array
-from vit_spec import InputError
+from vit_spec.missing_packages import require_packages
 
 
 def framework_versions() -> dict[str, str]:
@@ -16,12 +16,11 @@ def framework_versions() -> dict[str, str]:
     Raises:
         InputError: a framework is not installed.
     """
-    try:
-        import flax
-        import jax
-        import torch
-    except ModuleNotFoundError as error:
-        raise InputError(f"assert_parity runs both frameworks, and {error.name} is not installed: pip install it") from None
+    require_packages("the comparison runs a Flax and a PyTorch model", "jax", "flax", "torch")
+    import flax
+    import jax
+    import torch
+
     versions = {"jax": jax.__version__, "flax": flax.__version__, "torch": torch.__version__, "numpy": np.__version__}
     return {**versions, "python": platform.python_version(), "machine": platform.machine()}
 

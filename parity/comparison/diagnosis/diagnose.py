@@ -31,6 +31,7 @@ from parity.comparison.progress import CountProgress
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, MAX_ERROR_RATIO, ErrorNorms
 from vit_spec import InputError, ViTConfig, count, rows
 from vit_spec.config import FIELDS
+from vit_spec.missing_packages import require_packages
 
 MAX_FLOAT64_PARAMETERS = 20_000_000  # models with more parameters are run in float32, others in float64
 NOISE_IMAGES = 4  # number of images that `diagnose_against` compares
@@ -61,7 +62,7 @@ def diagnose(
         vit_spec.InputError: the outputs have another shape than the model's, the model gives NaN or infinities, `pairs` is
             negative, or PyTorch is not installed.
     """
-    _require_torch()
+    require_packages("diagnose runs the PyTorch twin", "torch")
     return _diagnose(
         checkpoint, _make_trial(checkpoint, expected), expected, source or CommandLineSource(), progress, pairs
     )
@@ -90,7 +91,7 @@ def diagnose_against(
     Raises:
         vit_spec.InputError: the models differ in the shape of images or outputs, or as in `diagnose`.
     """
-    _require_torch()
+    require_packages("diagnose runs the PyTorch twin", "torch")
     a, b = checkpoint.config, other.config
     if a.in_channels != b.in_channels:
         raise InputError(
@@ -113,13 +114,6 @@ def diagnose_against(
         checkpoint, trial, expected, source or CommandLineSource(), progress, pairs, must_intermediates_match=False
     )
     return replace(result, evidence=lines)
-
-
-def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError:
-        raise InputError("diagnose runs the PyTorch twin, and torch is not installed: install torch") from None
 
 
 def _make_trial(checkpoint: Checkpoint, expected: Expected) -> Trial:

@@ -8,7 +8,6 @@ other.
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from parity.comparison.localisation import GRADIENT_OF, module_scales
 from parity.comparison.progress import StepProgress
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from vit_spec import InputError, ViTConfig, nearest
+from vit_spec.missing_packages import TWIN_PACKAGES, missing_packages, not_installed
 
 
 def record(
@@ -49,11 +49,9 @@ def record(
         InputError: the path cannot be written, a framework is not installed, the model computes NaN, or the twins differ.
     """
     check_writable(path, force)
-    _, absent = installed_frameworks()  # imports them, which takes seconds
+    _, absent = installed_frameworks()
     if absent:
-        raise InputError(
-            f"a golden file is recorded with both frameworks, and {', '.join(absent.values())} is not installed: install it"
-        )
+        raise InputError(f"a golden file is recorded with both frameworks, and {not_installed([*absent.values()])}")
     checkpoint = model if isinstance(model, Checkpoint) else reproducible_init.weights(model, seed)
     inputs = make_inputs(checkpoint, seed)
     progress("PyTorch in float64, explicit attention")
@@ -97,12 +95,10 @@ def verify(
         if only not in FRAMEWORKS:
             raise InputError(f"only is {only!r}: give jax or torch{nearest(only, FRAMEWORKS)}")
         if only in absent:
-            raise InputError(f"only {only} is to be verified, and {absent[only]} is not installed: install it")
+            raise InputError(f"only {only} is to be verified, and {not_installed([absent[only]])}")
         frameworks, absent = (only,), {}
     if not frameworks:
-        raise InputError(
-            f"neither framework can run ({', '.join(absent.values())} not installed): install jax and flax, or torch"
-        )
+        raise InputError(f"neither framework can run: {not_installed([*absent.values()])}, or one of the two")
     inputs = recorded_inputs(golden, weights, str(path))
     now = _measure(golden, inputs, frameworks, progress)
     if append:
@@ -111,13 +107,9 @@ def verify(
 
 
 def installed_frameworks() -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the frameworks whose twin can run, and a dict from the other frameworks to the package that is missing."""
-    absent = {}
-    for framework in FRAMEWORKS:
-        try:
-            import_module(f"vit_{framework}")
-        except ModuleNotFoundError as error:
-            absent[framework] = error.name or framework
+    """Return the frameworks whose twin can run, and a dict from the other frameworks to the first missing package."""
+    missing = {framework: missing_packages(*TWIN_PACKAGES[framework]) for framework in FRAMEWORKS}
+    absent = {framework: packages[0] for framework, packages in missing.items() if packages}
     return tuple(name for name in FRAMEWORKS if name not in absent), absent
 
 

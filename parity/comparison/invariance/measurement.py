@@ -22,6 +22,7 @@ from parity.comparison.tolerances import (
     five_sigma_factor,
 )
 from vit_spec import InputError, nearest
+from vit_spec.missing_packages import require_packages
 
 Outputs = Mapping[str, Array]
 Runner = JaxRunner | TorchRunner
@@ -94,10 +95,9 @@ def _make_runner(model: Any, params: Any) -> Runner:
         if params is not None:
             raise InputError("params are given with a torch.nn.Module, which has its own: leave params out")
         return TorchRunner(model)
-    try:
-        from flax import linen, nnx
-    except ModuleNotFoundError as error:
-        raise InputError(f"the model is no torch.nn.Module, and {error.name} is not installed: pip install it") from None
+    require_packages("a model that is no torch.nn.Module runs in JAX", "jax", "flax")
+    from flax import linen, nnx
+
     if isinstance(model, nnx.Module):
         if params is not None:
             raise InputError("params are given with an nnx.Module, which has its own: leave params out")

@@ -9,6 +9,7 @@ from parity.comparison.forward_backward import noise_images
 from parity.comparison.invariance.measurement import Dtype, invariance
 from parity.comparison.invariance.report import InvarianceReport
 from parity.comparison.progress import StepProgress
+from vit_spec.missing_packages import require_packages
 
 BATCH = 8  # images
 
@@ -46,6 +47,7 @@ def twins_invariance(
     Raises:
         InputError: a framework is not installed, the seed is negative, or `invariance` refuses the outputs.
     """
+    require_packages("the comparison runs both twins", "jax", "flax", "torch")
     import torch
 
     import vit_jax

@@ -18,6 +18,7 @@ from typing import Any
 
 from vit_spec import InputError, nearest
 from vit_spec.errors import first_line
+from vit_spec.missing_packages import not_installed
 
 _SMALL = 2_000_000  # parameters
 _FORM = "write it as package.module:Class or package.module:Class(image_size=32, depth=6)"
@@ -140,7 +141,7 @@ def import_attribute(module_name: str, path: str, what: str) -> Any:
             files = [path.stem for path in Path.cwd().glob("*.py")] if "." not in module_name else []
             hint = nearest(module_name, files) or ": run the command in the folder that has it, or set PYTHONPATH"
             raise InputError(f"{what}: there is no module {error.name}{hint}") from None
-        raise InputError(f"{what}: {module_name} needs {error.name}, which is not installed: install it") from None
+        raise InputError(f"{what}: {module_name} cannot be imported: {not_installed([str(error.name)])}") from None
     except (Exception, SystemExit) as error:  # of the user's code
         raise InputError(f"{what}: importing {module_name} raised {first_line(error)}") from None
     for word in path.split("."):

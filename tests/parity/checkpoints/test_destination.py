@@ -122,7 +122,7 @@ def test_a_library_that_is_not_installed_is_named_in_one_line_and_nothing_is_lef
     name, to, more = TARGETS[container]
     assert main(["convert", str(source), str(tmp_path / name), "--to", to, *more]) == 2
     error = capfd.readouterr().err
-    assert error.count("\n") == 1 and package.partition(".")[0] in error and "install" in error
+    assert error.count("\n") == 1 and package.partition(".")[0] in error and "pip install " in error
     assert os.listdir(tmp_path) == []
 
 

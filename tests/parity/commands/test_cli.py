@@ -195,10 +195,22 @@ def test_check_prints_the_report_and_its_exit_code_is_the_verdict(saved, capsys,
     assert run(capsys, "check", saved) == (code, "read: format torch, container safetensors\nthe report\n", "")
 
 
-def test_check_names_the_framework_that_is_not_installed(saved, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax", None)
-    code, _, err = run(capsys, "check", saved)
-    assert code == 2 and "jax is not installed" in err
+@pytest.mark.parametrize("options", [[], ["--level", "train"], ["--against", "{saved}"], ["--invariance"]])
+def test_check_names_all_frameworks_that_are_not_installed(saved, capsys, monkeypatch, options):
+    for name in ("jax", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    options = [option.format(saved=saved) for option in options]
+    code, _, err = run(capsys, "check", saved, *options)
+    assert code == 2 and err == (
+        "error: the comparison runs both twins, and the packages jax and torch are not installed: pip install "
+        "'.[jax,torch]' in the checkout\n"
+    )
+
+
+def test_diagnose_names_the_framework_that_is_not_installed(saved, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, _, err = run(capsys, "diagnose", saved, "--against", saved)
+    assert code == 2 and "PyTorch twin, and the package torch is not installed: pip install '.[torch]' in the ch" in err
 
 
 def write_altered(path, target, **changes):

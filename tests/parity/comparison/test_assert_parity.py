@@ -459,9 +459,10 @@ def test_a_table_with_indices_of_numpy_fails_with_a_report() -> None:
     assert not report.passed and report.origin is not None
 
 
-def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(InputError, match="torch is not installed: pip install it"):
+def test_all_missing_frameworks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("flax", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=r"^the comparison .* packages flax and torch are not installed: pip install "):
         compare_models(Linear().apply, {}, None, ROWS)
 
 

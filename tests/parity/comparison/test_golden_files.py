@@ -559,15 +559,18 @@ def test_twins_that_disagree_are_not_recorded(tmp_path: Path, monkeypatch: pytes
 
 
 def test_recording_requires_both_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vit_jax", None)
-    with pytest.raises(InputError, match="not installed: install it"):
-        golden.record(PLAIN, tmp_path / "one.npz")
+    for absent, message in (("jax", "jax is not installed"), ("torch", "jax and torch are not installed")):
+        monkeypatch.setitem(sys.modules, absent, None)
+        with pytest.raises(InputError, match=f"recorded with both frameworks, and the packages? {message}: pip install"):
+            golden.record(PLAIN, tmp_path / "one.npz")
 
 
 def test_verification_requires_a_framework(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("vit_jax", "vit_torch"):
+    for name in ("flax", "torch"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match="neither framework can run"):
+    with pytest.raises(InputError, match="only torch is to be verified, and the package torch is not installed: pip"):
+        golden.verify(path, only="torch")
+    with pytest.raises(InputError, match="neither framework can run: the packages flax and torch are not installed: pip"):
         golden.verify(path)
 
 

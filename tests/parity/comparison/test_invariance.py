@@ -458,6 +458,13 @@ def test_bad_input_is_refused(model: Any, inputs: Any, params: Any, options: Any
     assert what in str(caught.value)
 
 
+def test_missing_packages_of_a_flax_model_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("jax", "flax"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match="runs in JAX, and the packages jax and flax are not installed: pip install "):
+        parity.invariance(lambda params, x: x, ROWS, KERNEL)
+
+
 # The command ----------------------------------------------------------------------------------------------------------
 
 

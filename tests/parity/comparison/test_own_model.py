@@ -480,3 +480,17 @@ def test_the_working_directory_is_searched_for_the_module(tmp_path: Path, monkey
     assert sys.path == before
     with pytest.raises(InputError, match="there is no module their_vi; did you mean 'their_vit'"):
         derive_table("their_vi:ViT", "theirs.pth")
+
+
+@pytest.mark.parametrize(
+    ("missing", "remedy"), [("torch", "pip install '.[torch]' in the checkout"), ("their_lib", "install it")]
+)
+def test_a_package_that_the_module_needs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, remedy: str
+) -> None:
+    (tmp_path / "their_vit.py").write_text(f"import {missing}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(InputError) as caught:
+        derive_table("their_vit:ViT", "theirs.pth")
+    assert str(caught.value).endswith(f"their_vit cannot be imported: the package {missing} is not installed: {remedy}")
