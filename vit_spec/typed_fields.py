@@ -28,7 +28,7 @@ def check_types(part: Any, prefix: str) -> None:
     Raises:
         InputError: a value has another type.
     """
-    for name, annotation in _annotations(type(part)).items():
+    for name, annotation in _annotations(part.__class__).items():
         value = getattr(part, name)
         if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
             if type(value) is not annotation:
@@ -39,14 +39,14 @@ def check_types(part: Any, prefix: str) -> None:
 
 
 @cache  # evaluating them takes most of the time in which a config is made
-def _annotations(cls: type) -> Mapping[str, Any]:
+def _annotations(cls: type[object]) -> Mapping[str, Any]:
     """Return the type of each field of a dataclass by name."""
     return typing.get_type_hints(cls)
 
 
 def check_choices(part: Any, prefix: str) -> None:
     """Check the fields of a dataclass that are annotated with a Literal; see `check_types`."""
-    for name, annotation in _annotations(type(part)).items():
+    for name, annotation in _annotations(part.__class__).items():
         if typing.get_origin(annotation) is Literal:
             coerce(f"{prefix}{name}", getattr(part, name), annotation)
 
