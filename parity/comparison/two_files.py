@@ -307,15 +307,31 @@ def _limits(a: ViTConfig, b: ViTConfig) -> Iterator[str]:
         pictures.append("image_size")
     if pictures:
         yield f"{_enumerate(pictures)}, so the same picture gives other outputs"
-    is_resampled = "learned" in (a.positions.kind, b.positions.kind)
-    sizes = [
-        name
-        for name in FIELDS
-        if (name in ("tokens.pad", "tokens.crop") or (is_resampled and name.startswith("resampling.")))
-        and a.at(name) != b.at(name)
-    ]
+    sizes = [name for name in _fields_of_other_sizes(a, b) if a.at(name) != b.at(name)]
     if sizes:
         yield f"{_enumerate(sizes)}, so images of another size may give other outputs"
+
+
+def _fields_of_other_sizes(a: ViTConfig, b: ViTConfig) -> Iterator[str]:
+    """Yield the fields in which models may differ that agree on images of one size, but not on those of another size.
+
+    Position embeddings may agree on one grid of patches, such as a learned table with the values of the fixed one.  Initial
+    values of parameters and options that neither model uses are left out.
+    """
+    positions = (a.positions, b.positions)
+    unused: set[str] = set()
+    if not all(each.kind == "fixed" for each in positions):
+        unused.add("positions.table")
+    if all(each.rotary in ("none", "mixed") for each in positions):  # "mixed" has only its initial values from the base
+        unused.add("positions.rotary_base")
+    for name in FIELDS:
+        group, _, option = name.partition(".")
+        if group == "tokens" and option in ("pad", "crop"):
+            yield name
+        elif group == "positions" and option != "covers" and name not in unused:
+            yield name
+        elif group == "resampling" and any(each.kind == "learned" for each in positions):
+            yield name
 
 
 def _enumerate(names: list[str]) -> str:
