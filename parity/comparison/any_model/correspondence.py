@@ -119,6 +119,21 @@ class Correspondence:
         both = [(a, b) for pair in pairs for a, b, *_ in pair.arrays()]
         return list(dict.fromkeys(b for a, b in both if _path(a)[-1] == _path(b)[-1]))
 
+    def kernels_against_class(self, note: str, of_classes: Mapping[str, Axes]) -> list[str]:
+        """Return the torch keys of matrices with this note whose axes have another order than their class says.
+
+        Only counterparts of Flax's kernels count, which have one order in all layers; other names tell no order.
+
+        of_classes: the order of axes of matrices whose class fixes it, by torch key.
+        """
+        found = []
+        for pair in (pair for pair in self.pairs if note in pair.note):
+            reversed_order = " ".join(reversed(pair.matrix_axes("torch")))
+            for a, b, *_ in pair.arrays():
+                if _path(a)[-1] == KERNEL and b in of_classes and of_classes[b].names == reversed_order:
+                    found.append(b)
+        return list(dict.fromkeys(found))
+
     def orders_of_siblings(self, known: Mapping[str, Axes]) -> dict[str, str]:
         """Return the order of axes of square matrices, "in out" or "out in", that all other matrices of their kind have.
 
