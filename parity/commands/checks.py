@@ -13,6 +13,7 @@ from parity.commands.printing import (
     check_format_files_used,
     checkpoint_facts,
     describe_checkpoint,
+    load_other,
     load_source,
     reading_options,
     spinner,
@@ -47,7 +48,7 @@ def check(args: argparse.Namespace) -> int:
     if args.html:
         html_report.check_output_path(args.html)
     checkpoint = load_source(args)
-    other = load(args.against) if args.against else None
+    other = load_other(args)
     check_format_files_used(args, checkpoint.format, *([other.format] if other else []))
     written: list[Path] = []
     with spinner(quiet=args.json) as progress:
@@ -82,7 +83,7 @@ def diagnose(args: argparse.Namespace) -> int:
         )
     else:
         checkpoint = load_source(args)
-    other = load(args.against) if args.against else None
+    other = load_other(args)
     check_format_files_used(args, checkpoint.format, *([other.format] if other else []))
     source = diagnosis.CommandLineSource(
         args.source, args.format, overrides, args.strip, tuple(args.ignore), tuple(args.format_file)

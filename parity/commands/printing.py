@@ -1,6 +1,7 @@
-"""Helpers that several commands share: load SRC, describe a checkpoint, show progress."""
+"""Helpers that several commands share: load SRC and OTHER, describe a checkpoint, show progress."""
 
 import argparse
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,25 @@ from vit_spec.printable import printable
 def load_source(args: argparse.Namespace) -> Checkpoint:
     """Open the checkpoint SRC with the options that say how it is read."""
     return load(args.source, **reading_options(args))
+
+
+def load_other(args: argparse.Namespace) -> Checkpoint | None:
+    """Open the checkpoint of --against, or return None without one.
+
+    Raises:
+        InputError: it cannot be read; if options would help, which are only for SRC, the message says how to give them.
+    """
+    if not args.against:
+        return None
+    try:
+        return load(args.against)
+    except InputError as error:
+        if not any(option in str(error) for option in ("--from", "--set", "--strip", "--ignore")):
+            raise
+        command = f"python -m parity convert {shlex.quote(args.against)} OTHER.safetensors --to torch"
+        raise InputError(
+            f"{error}; here these options are for {args.source}: add them to `{command}`, and compare with its result"
+        ) from None
 
 
 def reading_options(args: argparse.Namespace) -> dict[str, Any]:

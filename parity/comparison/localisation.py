@@ -97,6 +97,7 @@ class Origin:
     twin: "jax" or "torch", the twin that is wrong; for a difference in precision, the less precise one.
     reason: "missing" if only one of the two passes has it, "shape" if it has another shape, "not finite" if `twin` computes
         NaN or infinities, "" for other results.
+    dtype: the type in which the result is wrong.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Origin:
     error: float
     twin: str
     reason: Literal["", "missing", "shape", "not finite"] = ""
+    dtype: str = "float64"
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def find_imprecise_parts(
             twin, worse, run = ("jax", jax_error, jax) if is_jax else ("torch", torch_error, torch)
             order = with_gradient if name.startswith(GRADIENT_AT) else names
             relative, reason = worse.relative_rms(scale), _reason(name, reference, run)
-            found.append(Origin(name, Part.of(name, order), relative, twin, reason))
+            found.append(Origin(name, Part.of(name, order), relative, twin, reason, dtype))
         elif budget.is_amplified(scale) and not rounding[name].relative_rms(scale) <= MAX_TOLERANCE[dtype]:
             unjudged[name] = rounding[name].relative_rms(scale)
     return found, unjudged

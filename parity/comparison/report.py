@@ -301,23 +301,17 @@ class Report:
         if origin.reason == "missing":
             return "only one twin computes it"
         if origin.reason == "not finite":
-            dtype, twin = self.dtype if self._origins_are_imprecise else "float64", TWIN_NAMES[origin.twin]
-            return f"{twin} gives NaN or infinities in {dtype} on the same inputs"
+            return f"{TWIN_NAMES[origin.twin]} gives NaN or infinities in {origin.dtype} on the same inputs"
         return f"by {origin.error:.1e} {self._conditions(origin)}"
 
     def _conditions(self, origin: Origin) -> str:
         """Return the type, the inputs and the tolerance of the difference at an origin."""
-        if not self._origins_are_imprecise:
+        if origin.dtype == "float64":
             kernel = (
                 " in PyTorch's fused attention, but not in explicit attention," if self.is_fused_attention_fault else ""
             )
             return f"in float64{kernel} on the same inputs (tolerance {FLOAT64_TOLERANCE:.0e})"
-        return f"in {self.dtype} on the same inputs, where {origin.twin} is less precise"
-
-    @property
-    def _origins_are_imprecise(self) -> bool:
-        """Whether the origins differ in the lower precision; they are searched only if no part differs in float64."""
-        return any(m.parts_passed is False and m.budget.rounding is not None for m in self.measures)
+        return f"in {origin.dtype} on the same inputs, where {origin.twin} is less precise"
 
     @property
     def is_fused_attention_fault(self) -> bool:

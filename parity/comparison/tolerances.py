@@ -14,9 +14,10 @@ gradients are small.
 
 - Both errors are at most `FLOAT32_TOLERANCE` = 5e-6.  Measured errors of deep ViTs are 20 to 30 unit roundoffs of 6e-8,
   up to 1.8e-6, and the tolerance is about three times that.  A function with a larger condition number has larger
-  errors in float64 too, where G0 has shown that its formulas are right.  Its float32 tolerance is its largest error in
-  float64, times the ratio of the two unit roundoffs, 2^29, where that is more than 5e-6; G0 bounds it, so it is never
-  more than 1e-12 times 2^29 = 5.4e-4.
+  errors, which are measured for the two twins (see below).  `assert_parity` does not measure them, and estimates them
+  from float64, where G0 has shown that the formulas are right: the float32 tolerance is the largest error in float64,
+  times the ratio of the two unit roundoffs, 2^29, where that is more than 5e-6.  G0 bounds it, so it is never more than
+  1e-12 times 2^29 = 5.4e-4.  The tests of batch invariance use the larger of the estimate and the measured errors.
 - The larger of the two errors is at most `RMS_ERROR_RATIO` = 2 times the smaller, and `MAX_ERROR_RATIO` = 4 times for
   the largest error of an entry, plus a tenth of the tolerance (`ERROR_RATIO_SLACK`), since a difference of a few unit
   roundoffs says nothing about either twin.

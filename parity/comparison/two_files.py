@@ -1,8 +1,8 @@
 """Compare the functions of two checkpoints in any formats: both run in both twins in float64 on the same images."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
 from typing import Any, Literal
 
@@ -181,58 +181,104 @@ def compare_files(
     runs: list[list[PassResult]] = []
     for ordinal, source, each in zip(("first", "second"), sources, inputs, strict=True):
         progress(f"the {ordinal} file in both twins")
-        runs.append([])
-        for twin in (TorchTwin(each, "explicit"), JaxTwin(each)):
-            runs[-1].append(twin.run(backward=False))
-            check_finite(runs[-1][-1], f"the model of {source}", shlex.quote(source))
+        runs.append(_run_both_twins(each, source))
     shapes = [run[0].values["logits"].shape for run in runs]
     if shapes[0] != shapes[1]:
         raise InputError(
             f"one model gives outputs of shape {shapes[0]}, the other of {shapes[1]}: give two with outputs of one shape"
         )
-    differences = {
-        name: (_relrms(runs[1][0], runs[0][0], name), _relrms(runs[1][1], runs[0][1], name))
-        for name, value in runs[0][0].values.items()
-        if name != "loss" and name in runs[1][0].values and runs[1][0].values[name].shape == value.shape
-    }
-    order = merge_names(runs[0][0].values, runs[1][0].values)
-    uncompared = {
-        name: (_shape(runs[0][0], name), _shape(runs[1][0], name))
-        for name in order
-        if name not in differences and name != "loss"
-    }
-    fields, limits = _differing_fields(first, second), tuple(_limits(a, b))
-    if max(differences["logits"]) <= FLOAT64_TOLERANCE:
-        return FileReport(differences, (), fields, uncompared=uncompared, limits=limits, image_size=a.image_size)
-    progress("every part of the second file in isolation")
-    shared = PassResult({name: value for name, value in runs[0][0].values.items() if name in differences})
-    isolated = TorchTwin(inputs[1], "explicit").run(backward=False, inputs_from=shared)
-    local = PassResult({name: value for name, value in isolated.values.items() if name in differences})
-    twins = [TorchTwin(each, "explicit") for each in inputs]
-    rounding = [measure_rounding_errors(twin, "float64", backward=False)["logits"].relative_rms() for twin in twins]
-    tolerance = (
-        max(FLOAT64_TOLERANCE, AMPLIFIED_ERROR_FACTOR * max(rounding))
-        if all(map(isfinite, rounding))
-        else FLOAT64_TOLERANCE
+    differences, uncompared = _differences(*runs)
+    report = FileReport(
+        differences,
+        (),
+        _differing_fields(first, second),
+        uncompared=uncompared,
+        limits=tuple(_limits(a, b)),
+        image_size=a.image_size,
     )
-    parts = check_in_isolation(shared, local, "torch", measure_rounding_errors(twins[0], "float64", shared, backward=False))
-    origins = list(parts.origins)
-    if uncompared:
-        progress("the parts that have other inputs in the two files")
-        passes = zip(twins, (runs[0][0], isolated), strict=True)
-        unequal = {name for twin, run in passes for name in _readers_of_uncompared(twin, run, shared)}
-        origins = [origin for origin in origins if origin.name not in unequal]
-        name = next(iter(uncompared))
-        reason: Literal["missing", "shape"] = "missing" if None in uncompared[name] else "shape"
-        origins.append(Origin(name, Part.of(name, order), inf, "torch", reason))
-        origins.sort(key=lambda origin: order.index(origin.name))
+    if max(differences["logits"]) <= FLOAT64_TOLERANCE:
+        return report
+    progress("every part of the second file in isolation")
+    twins = [TorchTwin(each, "explicit") for each in inputs]
+    of_torch = [run[0] for run in runs]
+    tolerance = _amplified_tolerance(twins)
+    origins = _find_origins(twins, of_torch, differences, uncompared, progress)
     harmless = 0
     if max(differences["logits"]) > tolerance and origins:
         progress("the first stage that changes the outputs")
-        harmless = _count_harmless(origins, runs[0][0], runs[1][0], twins[0], order, set(differences), tolerance)
-    return FileReport(
-        differences, tuple(origins), fields, tolerance, harmless, uncompared, limits=limits, image_size=a.image_size
-    )
+        names = merge_names(*(run.values for run in of_torch))
+        harmless = _count_harmless(origins, of_torch[0], of_torch[1], twins[0], names, set(differences), tolerance)
+    return replace(report, origins=tuple(origins), tolerance=tolerance, harmless=harmless)
+
+
+def _run_both_twins(inputs: PassInputs, source: str) -> list[PassResult]:
+    """Return the passes of the PyTorch and of the JAX twin; raise InputError if one computes NaN or infinities."""
+    runs = []
+    for twin in (TorchTwin(inputs, "explicit"), JaxTwin(inputs)):
+        runs.append(twin.run(backward=False))
+        check_finite(runs[-1], f"the model of {source}", shlex.quote(source))
+    return runs
+
+
+def _differences(
+    first: Sequence[PassResult], second: Sequence[PassResult]
+) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[Shape | None, Shape | None]]]:
+    """Return the `differences` and the `uncompared` of a `FileReport`.
+
+    first, second: the passes of each file in the PyTorch and in the JAX twin.
+    """
+    (torch, jax), (other_torch, other_jax) = first, second
+    differences = {
+        name: (_relrms(other_torch, torch, name), _relrms(other_jax, jax, name))
+        for name, value in torch.values.items()
+        if name != "loss" and name in other_torch.values and other_torch.values[name].shape == value.shape
+    }
+    uncompared = {
+        name: (_shape(torch, name), _shape(other_torch, name))
+        for name in merge_names(torch.values, other_torch.values)
+        if name not in differences and name != "loss"
+    }
+    return differences, uncompared
+
+
+def _amplified_tolerance(twins: Sequence[TorchTwin]) -> float:
+    """Return the tolerance of the outputs: `FLOAT64_TOLERANCE`, or more where a file amplifies rounding errors."""
+    rounding = [measure_rounding_errors(twin, "float64", backward=False)["logits"].relative_rms() for twin in twins]
+    amplified = AMPLIFIED_ERROR_FACTOR * max(rounding) if all(map(isfinite, rounding)) else 0.0
+    return max(FLOAT64_TOLERANCE, amplified)
+
+
+def _find_origins(
+    twins: Sequence[TorchTwin],
+    runs: Sequence[PassResult],
+    compared: Collection[str],
+    uncompared: Mapping[str, tuple[Shape | None, Shape | None]],
+    progress: StepProgress,
+) -> list[Origin]:
+    """Return the parts of the second file that differ on the inputs of the first file's parts; see `FileReport.origins`.
+
+    Args:
+        twins: the PyTorch twins of both files.
+        runs: their passes.
+        compared: names of the intermediates that both files have, in one shape.
+        uncompared: all others, with their shapes.
+        progress: see `compare_files`.
+    """
+    shared = PassResult({name: value for name, value in runs[0].values.items() if name in compared})
+    isolated = twins[1].run(backward=False, inputs_from=shared)
+    local = PassResult({name: value for name, value in isolated.values.items() if name in compared})
+    parts = check_in_isolation(shared, local, "torch", measure_rounding_errors(twins[0], "float64", shared, backward=False))
+    if not uncompared:
+        return list(parts.origins)
+    progress("the parts that have other inputs in the two files")
+    passes = zip(twins, (runs[0], isolated), strict=True)
+    unequal = {name for twin, run in passes for name in _readers_of_uncompared(twin, run, shared)}
+    order = merge_names(*(run.values for run in runs))
+    name = next(iter(uncompared))
+    reason: Literal["missing", "shape"] = "missing" if None in uncompared[name] else "shape"
+    origins = [origin for origin in parts.origins if origin.name not in unequal]
+    origins.append(Origin(name, Part.of(name, order), inf, "torch", reason))
+    return sorted(origins, key=lambda origin: order.index(origin.name))
 
 
 def _readers_of_uncompared(twin: TorchTwin, run: PassResult, shared: PassResult) -> set[str]:
@@ -309,15 +355,31 @@ def _limits(a: ViTConfig, b: ViTConfig) -> Iterator[str]:
         pictures.append("image_size")
     if pictures:
         yield f"{_enumerate(pictures)}, so the same picture gives other outputs"
-    is_resampled = "learned" in (a.positions.kind, b.positions.kind)
-    sizes = [
-        name
-        for name in FIELDS
-        if (name in ("tokens.pad", "tokens.crop") or (is_resampled and name.startswith("resampling.")))
-        and a.at(name) != b.at(name)
-    ]
+    sizes = [name for name in _fields_of_other_sizes(a, b) if a.at(name) != b.at(name)]
     if sizes:
         yield f"{_enumerate(sizes)}, so images of another size may give other outputs"
+
+
+def _fields_of_other_sizes(a: ViTConfig, b: ViTConfig) -> Iterator[str]:
+    """Yield the fields in which models may differ that agree on images of one size, but not on those of another size.
+
+    Position embeddings may agree on one grid of patches, such as a learned table with the values of the fixed one.  Initial
+    values of parameters and options that neither model uses are left out.
+    """
+    positions = (a.positions, b.positions)
+    unused: set[str] = set()
+    if not all(each.kind == "fixed" for each in positions):
+        unused.add("positions.table")
+    if all(each.rotary in ("none", "mixed") for each in positions):  # "mixed" has only its initial values from the base
+        unused.add("positions.rotary_base")
+    for name in FIELDS:
+        group, _, option = name.partition(".")
+        if group == "tokens" and option in ("pad", "crop"):
+            yield name
+        elif group == "positions" and option != "covers" and name not in unused:
+            yield name
+        elif group == "resampling" and any(each.kind == "learned" for each in positions):
+            yield name
 
 
 def _enumerate(names: list[str]) -> str:

@@ -55,7 +55,8 @@ class Comparison:
             optional=models.fixed,
             constants=models.constants,
         )
-        self._evidence = Evidence(axes=model_weights.matrix_axes(torch_module), tied=model_weights.tied_keys(torch_module))
+        self._axes_of_classes = model_weights.matrix_axes(torch_module)
+        self._evidence = Evidence(axes=self._axes_of_classes, tied=model_weights.tied_keys(torch_module))
         self.tables: tuple[Table, ...] = ()
         self._contradicting: list[tuple[str, str]] = []
         self._misleading: list[tuple[str, str]] = []  # pairs that the order of use gives, whose names are less similar
@@ -195,6 +196,6 @@ class Comparison:
             tuple(dict.fromkeys([*models.flax.parts, *models.torch.parts])),
             self.tables,
             tuple(hints(models, self._contradicting)),
-            tuple(notes(models, self._misleading)),
+            tuple(notes(models, self._misleading, self._axes_of_classes)),
             models.skipped_outputs,
         )

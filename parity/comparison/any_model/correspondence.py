@@ -50,12 +50,29 @@ def _differing_place(path: tuple[str, ...], other: tuple[str, ...]) -> int | Non
 
 
 def _namesakes(*sides: set[str]) -> dict[str, str]:
-    """Return names of the first side -> the name of the second one with the same words, where each side has one of them."""
+    """Return names of the first side -> the name of the second one with the same words, where each side has one of them.
+
+    Names that have no such counterpart are compared again without the words that all names of their side have: the "proj"
+    of gate_proj and up_proj does not tell these two apart.
+    """
+    all_words = [{name: words(name) for name in names} for names in sides]
+    found = _pairs_by_words(*all_words)
+    own_words = []
+    for side, paired in zip(all_words, (set(found), set(found.values())), strict=True):
+        shared = set.intersection(*map(set, side.values()))
+        own_words.append(
+            {name: tuple(w for w in several if w not in shared) for name, several in side.items() if name not in paired}
+        )
+    return found | _pairs_by_words(*own_words)
+
+
+def _pairs_by_words(*sides: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Return names of the first side -> the name of the second one, where each side has one name with these words."""
     by_words: list[dict[tuple[str, ...], list[str]]] = []
-    for names in sides:
+    for side in sides:
         by_words.append(defaultdict(list))
-        for name in names:
-            by_words[-1][tuple(sorted(words(name)))].append(name)
+        for name, several in side.items():
+            by_words[-1][tuple(sorted(several))].append(name)
     (of_first, of_second) = by_words
     common = [key for key in of_first if key and len(of_first[key]) == len(of_second.get(key, ())) == 1]
     return {of_first[key][0]: of_second[key][0] for key in common}
@@ -101,6 +118,21 @@ class Correspondence:
         pairs = [pair for pair in self.pairs if note in pair.note and pair.matrix_axes("torch") == ["out", "in"]]
         both = [(a, b) for pair in pairs for a, b, *_ in pair.arrays()]
         return list(dict.fromkeys(b for a, b in both if _path(a)[-1] == _path(b)[-1]))
+
+    def kernels_against_class(self, note: str, of_classes: Mapping[str, Axes]) -> list[str]:
+        """Return the torch keys of matrices with this note whose axes have another order than their class says.
+
+        Only counterparts of Flax's kernels count, which have one order in all layers; other names tell no order.
+
+        of_classes: the order of axes of matrices whose class fixes it, by torch key.
+        """
+        found = []
+        for pair in (pair for pair in self.pairs if note in pair.note):
+            reversed_order = " ".join(reversed(pair.matrix_axes("torch")))
+            for a, b, *_ in pair.arrays():
+                if _path(a)[-1] == KERNEL and b in of_classes and of_classes[b].names == reversed_order:
+                    found.append(b)
+        return list(dict.fromkeys(found))
 
     def orders_of_siblings(self, known: Mapping[str, Axes]) -> dict[str, str]:
         """Return the order of axes of square matrices, "in out" or "out in", that all other matrices of their kind have.

@@ -1,11 +1,11 @@
 """The notes of a report: possible explanations of a failure, and properties that the inputs and weights cannot show."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.both_models import BothModels
 from parity.comparison.any_model.hints import detached_inputs, other_momenta, swapped_outputs
-from parity.comparison.any_model.parameters import BY_TRIAL
+from parity.comparison.any_model.parameters import BY_TRIAL, Axes
 from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, ErrorNorms
 
@@ -33,13 +33,14 @@ def hints(models: BothModels, contradicting: Sequence[tuple[str, str]]) -> Itera
         yield f"{names} of flax ran in training mode: call model.eval() first, or give the nnx.Module itself as params"
 
 
-def notes(models: BothModels, misleading: Sequence[tuple[str, str]]) -> Iterator[str]:
+def notes(models: BothModels, misleading: Sequence[tuple[str, str]], of_classes: Mapping[str, Axes]) -> Iterator[str]:
     """Yield sentences about what a comparison cannot show, whether the models pass or not.
 
     misleading: pairs of keys that the order of use gives, whose names are less similar than those of other pairs.
+    of_classes: the order of axes of PyTorch's matrices whose class fixes it, by key.
     """
     yield from _notes_on_inputs(models)
-    yield from _notes_on_mapping(models, misleading)
+    yield from _notes_on_mapping(models, misleading, of_classes)
     yield from _notes_on_tensors(models)
     if fixed := _unequal_fixed_keys(models):
         which = f"{_listed(fixed)} of torch, which no optimizer trains"
@@ -62,7 +63,9 @@ def _notes_on_inputs(models: BothModels) -> Iterator[str]:
         yield f"all entries of {_listed(constant)} of torch are 0 or 1, which hides mistakes: perturb the weights first"
 
 
-def _notes_on_mapping(models: BothModels, misleading: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _notes_on_mapping(
+    models: BothModels, misleading: Sequence[tuple[str, str]], of_classes: Mapping[str, Axes]
+) -> Iterator[str]:
     """Yield what only the agreement of the models shows of the mapping of the parameters; see `notes`."""
     if misleading:
         pairs = _listed([f"{a} <-> {b}" for a, b in misleading])
@@ -70,6 +73,9 @@ def _notes_on_mapping(models: BothModels, misleading: Sequence[tuple[str, str]])
     if transposed := models.correspondence.transposed_namesakes(BY_TRIAL):
         use = f"{_listed(transposed)} {'are' if len(transposed) > 1 else 'is'} used transposed"
         yield f"{use}, which only a trial of both orders shows: if both models store the same matrix, one is wrong"
+    if against_class := models.correspondence.kernels_against_class(BY_TRIAL, of_classes):
+        order = f"the order of axes of {_listed(against_class)} is not that of the class"
+        yield f"{order}, which only a trial of both orders shows: if a conversion follows the class, one model is wrong"
 
 
 def _notes_on_tensors(models: BothModels) -> Iterator[str]:

@@ -130,9 +130,13 @@ def _check_config(golden: Golden, weights: Checkpoint | None, path: str) -> Chec
 def _evaluated_function(config: ViTConfig) -> ViTConfig:
     """Return a config with the defaults of all fields that change no pass over normalized images of its own size.
 
-    These are the normalization, the resampling of positions, dropout, and initial values of parameters.
+    These are the normalization, the resampling of positions, dropout, initial values of parameters, and the padding or
+    cropping of images whose size is a multiple of the patch size.
     """
-    initial: dict[str, Any] = {"tokens": {"init": Tokens().init}, "head": {"init": Head().init}}
+    tokens: dict[str, Any] = {"init": Tokens().init}
+    if all(size % patch == 0 for size, patch in zip(config.image_size, config.patch_size, strict=True)):
+        tokens |= {"pad": Tokens().pad, "crop": Tokens().crop}
+    initial: dict[str, Any] = {"tokens": tokens, "head": {"init": Head().init}}
     if config.positions.kind != "fixed":
         initial["positions"] = {"table": Positions().table}
     if config.norms.layer_scale is not None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -288,6 +289,20 @@ def test_check_against_compares_the_functions_of_two_checkpoints(saved, tmp_path
     assert code == 1 and "FAIL: another function" in out and "the first part that differs is blocks.1.mlp" in out
     code, out, _ = run(capsys, "check", tmp_path / "a.safetensors", "--against", other, "--json")
     assert code == 1 and json.loads(out)["passed"] is False
+
+
+@pytest.mark.parametrize("command", ["check", "diagnose"])
+def test_a_checkpoint_to_compare_with_that_needs_options_has_a_command_that_takes_them(
+    command, saved, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    save_file({key: np.asarray(array) for key, array in parity.load(saved).arrays.items()}, "bare model.safetensors")
+    options = ["--set", "num_heads=2", "image_size=4x6"]
+    code, _, err = run(capsys, command, saved, "--against", "bare model.safetensors", *options)
+    assert code == 2 and f"here these options are for {saved}" in err
+    line = shlex.split(re.search("`python -m parity (.*)`", err)[1])
+    code, _, err = run(capsys, *line, *options)
+    assert code == 0 and parity.load("OTHER.safetensors").config.num_heads == 2, err
 
 
 def test_help_names_every_command():

@@ -383,6 +383,9 @@ def test_order_of_use_decides_before_names_if_the_evidence_says_so():
         (("query_ln", "key_ln"), ("q_norm", "k_norm"), True),
         (("qn", "kn"), ("norm_q", "norm_k"), True),
         (("query/norm", "key/norm"), ("q.norm", "k.norm"), True),
+        (("gate", "up"), ("gate_proj", "up_proj"), True),
+        (("gate_dense", "up_dense"), ("proj_gate", "proj_up"), True),
+        (("norm_attn", "norm_mlp"), ("norm_input", "norm_post_attn"), False),  # "post" is a word of one side alone
         (("proj", "down"), ("up", "out"), False),  # only "proj" and "out" sound alike
         (("linear", "lin"), ("fc", "dense"), False),  # all have the same words
     ],

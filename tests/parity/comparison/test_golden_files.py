@@ -161,6 +161,8 @@ NO_FUNCTION = {
     "dropout": {"regularisation": {"drop_path": 0.1, "patch_drop": 0.5}},
     "normalization": {"pixels": {"mean": (0.4,), "std": (0.2,)}},
     "resampling": {"resampling": {"antialias": False}},
+    "padding": {"tokens": {"pad": True}},
+    "cropping": {"tokens": {"crop": True}},
 }
 OTHER_FUNCTIONS = {
     "norms.eps": {"norms": {"eps": 1e-5}},

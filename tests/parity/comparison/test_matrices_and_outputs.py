@@ -1,6 +1,7 @@
 """What `assert_parity` finds out about models of today: orders of axes, outputs that are no arrays, masks of dropout."""
 
 import re
+from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -125,6 +126,15 @@ def test_a_note_names_a_matrix_of_the_same_name_that_a_trial_transposes(is_right
     report = compare_models(lambda params, x: x @ params["matrix"], weights, Matrix(is_right), ROWS, level="function")
     notes = [note for note in report.notes if note.startswith("matrix is used transposed")]
     assert report.passed and len(notes) == (not is_right), str(report)
+
+
+@pytest.mark.parametrize(("name", "count"), [("kernel", 1), ("w", 0)])
+def test_a_note_names_a_kernel_whose_trial_contradicts_the_class(name: str, count: int) -> None:
+    weights = {"fc": {name: jnp.asarray(RNG.standard_normal((4, 4)), jnp.float32)}}
+    layer = nn.Sequential(OrderedDict(fc=nn.Linear(4, 4, bias=False)))
+    report = compare_models(lambda params, x: x @ params["fc"][name].T, weights, layer, ROWS, level="function")
+    notes = [note for note in report.notes if note.startswith("the order of axes of fc.weight is not that of the class")]
+    assert report.passed and len(notes) == count, str(report)
 
 
 def test_a_trial_does_not_make_a_wrong_model_right() -> None:

@@ -77,10 +77,11 @@ def test_a_table_that_all_blocks_use_is_named_although_the_first_stage_is_right(
 
 
 def with_fields(**fields: Any) -> Checkpoint:
-    """Return a checkpoint with some config fields changed, and the parameters that its config still has."""
+    """Return a checkpoint with some config fields changed; parameters that its config has in addition are zero."""
     config = PLAIN.replace(**fields)
+    zeros = {name: np.zeros(tuple(tensor.shape), np.float32) for name, tensor in ViT(config).state_dict().items()}
     state = to_torch(perturbed_params(PLAIN), PLAIN)
-    return Checkpoint(config, "torch", {name: state[name] for name in ViT(config).state_dict()})
+    return Checkpoint(config, "torch", {name: state.get(name, zero) for name, zero in zeros.items()})
 
 
 def test_a_part_of_another_shape_is_named_and_not_the_part_that_reads_it(torch_alone: None) -> None:
@@ -103,29 +104,57 @@ def test_a_part_that_only_one_file_has_is_named_and_not_the_part_that_reads_it(i
 
 
 @pytest.mark.parametrize(
-    ("change", "end"),
+    ("common", "change", "end"),
     [
         (
+            {},
             {"pixels": {"mean": (0.4,), "std": (0.2,)}},
             "pixels.mean and pixels.std differ, so the same picture gives other outputs",
         ),
         (
+            {},
             {"resampling": {"antialias": False}},
             "resampling.antialias differs, so images of another size may give other outputs",
+        ),
+        (
+            {"positions": {"rotary": "eva"}},
+            {"positions": {"rotary": "eva", "rotary_grid": (2, 3)}},
+            "positions.rotary_grid differs, so images of another size may give other outputs",
+        ),
+        (
+            {"positions": {"kind": "none"}},
+            {"positions": {"covers": "none", "factorized": True}},
+            "positions.kind and positions.factorized differ, so images of another size may give other outputs",
+        ),
+        (
+            {},
+            {"positions": {"relative": "table"}},
+            "positions.relative differs, so images of another size may give other outputs",
+        ),
+        (  # a single patch, so these tables and rotations are those of position 0
+            {"image_size": 16, "positions": {"kind": "fixed", "table": "sincos_2d_mae", "rotary": "eva"}},
+            {"positions": {"kind": "fixed", "table": "sincos_2d_big_vision", "rotary": "eva", "rotary_base": 10.0}},
+            "positions.table and positions.rotary_base differ, so images of another size may give other outputs",
         ),
     ],
 )
 def test_the_verdict_names_differences_that_normalized_images_of_one_size_do_not_show(
-    change: dict[str, Any], end: str, torch_alone: None
+    common: dict[str, Any], change: dict[str, Any], end: str, torch_alone: None
 ) -> None:
-    report = compare_files(with_fields(), with_fields(**change))
+    report = compare_files(with_fields(**common), with_fields(**{**common, **change}))
     assert report.passed
-    assert report.verdict.startswith("PASS: the same function of normalized images of 32x48, outputs agree to 0.0e+00")
+    size = "16x16" if common.get("image_size") else "32x48"
+    assert report.verdict.startswith(f"PASS: the same function of normalized images of {size}, outputs agree to 0.0e+00")
     assert report.verdict.endswith(f"in float64; {end}") and report.facts()["limits"] == [end]
 
 
 def test_one_mean_for_all_channels_is_the_same_normalization(torch_alone: None) -> None:
     report = compare_files(with_fields(), with_fields(pixels={"mean": (0.5,) * 3}))
+    assert report.verdict == "PASS: the same function, outputs agree to 0.0e+00 in float64"
+
+
+def test_initial_values_and_unused_options_of_positions_do_not_limit_the_verdict(torch_alone: None) -> None:
+    report = compare_files(with_fields(), with_fields(positions={"table": "normal(0.5)", "rotary_base": 10.0}))
     assert report.verdict == "PASS: the same function, outputs agree to 0.0e+00 in float64"
 
 
