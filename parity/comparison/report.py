@@ -42,7 +42,8 @@ class TensorComparison:
     function: error in float64, of the JAX twin or of the PyTorch twin with its default attention, whichever is larger.
     jax, torch: error of each twin in the lower precision; None if it was not computed.
     budget: tolerance of the lower precision.
-    scale: smallest root-mean-square that the reference is taken to have; see `ErrorNorms.relative_rms`.
+    scale: lower bound on the root-mean-square of the reference: errors are divided by the larger of both; see
+        `ErrorNorms.relative_rms`.
     entries: number of independent entries; None means all entries.
     rounding: rounding errors in float64, if they were measured; see `parity.comparison.amplification`.
     unreliable_in: types in which a tensor that this one is computed from has rounding errors above `MAX_LINEAR_ERROR`.
@@ -202,20 +203,21 @@ class Unjudged:
 class Report:
     """Result of `compare`; `print` shows it as a table with a verdict.
 
-    config: the model's config.
-    level: "function", "precision" or "train".
-    dtype: the type of lower precision.
-    measures: all tensors in the order of computation: those of the forward pass, and then gradients from the head back to
-        the embedding.
-    outputs: agreement of the outputs of each run with the reference, by name: "jax float64", "torch float32", ...
-    origins: parts that are wrong in isolation, in order; empty if there are none, or if none could be found.
-    bisection: result of the swap bisection, if the outputs differ in float64.
-    training: result of the optimizer steps of level "train".
-    audit: settings of both frameworks when the check began.
-    warnings: settings in which they differed.
-    environment: versions and hardware.
-    unjudged: tensors that count as neither right nor wrong.
-    largest_part_error: largest relRMS of a part in isolation in float64, if rounding errors are amplified; else None.
+    Attributes:
+        config: the model's config.
+        level: "function", "precision" or "train".
+        dtype: the type of lower precision.
+        measures: all tensors in the order of computation: those of the forward pass, and then gradients from the head back
+            to the embedding.
+        outputs: agreement of the outputs of each run with the reference, by name: "jax float64", "torch float32", ...
+        origins: parts that are wrong in isolation, in order; empty if there are none, or if none could be found.
+        bisection: result of the swap bisection, if the outputs differ in float64.
+        training: result of the optimizer steps of level "train".
+        audit: settings of both frameworks when the check began.
+        warnings: settings in which they differed.
+        environment: versions and hardware.
+        unjudged: tensors that count as neither right nor wrong.
+        largest_part_error: largest relRMS of a part in isolation in float64, if rounding errors are amplified; else None.
     """
 
     config: ViTConfig
