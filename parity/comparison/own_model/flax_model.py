@@ -3,7 +3,6 @@
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from parity.checkpoints.conversion import nest
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.jaxpr import Evaluator
 from parity.comparison.any_model.trace.scope import Scope, inner_jaxprs
+from parity.comparison.framework_settings import QUICK_COMPILE, exact_jax
 from parity.comparison.monte_carlo_arithmetic import perturb_array
 from parity.comparison.own_model.construct import Built
 from parity.comparison.own_model.model import (
@@ -29,10 +29,6 @@ from vit_spec.errors import first_line
 
 # Arguments of a forward pass that select inference, with the values for it.
 _INFERENCE = {"train": False, "training": False, "is_training": False, "deterministic": True, "use_running_average": True}
-# A float64 run is executed a few times, so compiling it quickly matters more than its speed.
-QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
 # Operations that round their results; one that is missing here makes the measured rounding errors smaller.
 _ROUNDED = frozenset(
     "add add_any sub mul div dot_general conv_general_dilated reduce_sum cumsum exp exp2 expm1 log log1p logistic tanh erf "
@@ -74,7 +70,7 @@ class FlaxModel(OwnModel):
         import jax
         import jax.numpy as jnp
 
-        with exact_jax():
+        with exact_jax("float64"):
             arguments = (*self._arguments(weights, images), jnp.asarray(target))
             step = jax.make_jaxpr(jax.grad(self._loss, has_aux=True), return_shape=True)
             closed, shape = self._guarded(lambda: step(*arguments))
@@ -93,7 +89,7 @@ class FlaxModel(OwnModel):
         import jax
 
         trace = Trace()
-        with exact_jax():
+        with exact_jax("float64"):
             arrays, x = self._arguments(weights, images)
             keys = sorted(arrays)
             closed = self._guarded(
@@ -124,7 +120,7 @@ class FlaxModel(OwnModel):
         import jax
         import jax.numpy as jnp
 
-        with exact_jax():
+        with exact_jax("float64"):
             mine, x = self._arguments(weights, arrays[0])
             if name not in self._compiled:
                 self._compiled[name] = jax.jit(function, compiler_options=QUICK_COMPILE)
@@ -170,7 +166,7 @@ class LinenModel(FlaxModel):
             return self._module.init(keys, jnp.zeros(shape), **self._flags)
 
         try:
-            with exact_jax(), linen.intercept_methods(record):
+            with exact_jax("float64"), linen.intercept_methods(record):
                 variables = self._guarded(lambda: jax.eval_shape(init))
                 if set(variables) - {"params", "intermediates"}:  # constants, whose values matter
                     variables = self._guarded(init)
@@ -214,7 +210,7 @@ class NnxModel(FlaxModel):
         try:
             import jax
 
-            with exact_jax():
+            with exact_jax("float64"):
                 arrays, x = self._arguments({}, np.zeros((2, images.height, images.width, images.channels)))
                 self._guarded(lambda: jax.eval_shape(self._output, arrays, x))
         except InputError as error:
@@ -249,16 +245,6 @@ class _PerturbedOperands(Evaluator):
 
         is_float = jnp.issubdtype(jnp.result_type(value), jnp.floating)
         return jnp.asarray(perturb_array(np.asarray(value), "float64", self._rng)) if is_float else value
-
-
-@contextmanager
-def exact_jax() -> Iterator[None]:
-    """Run JAX on CPU in float64, with matrix products computed in that type."""
-    import jax
-
-    cpu = jax.default_device(jax.devices("cpu")[0])
-    with jax.enable_x64(True), cpu, jax.default_matmul_precision("highest"):
-        yield
 
 
 def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:

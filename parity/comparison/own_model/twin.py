@@ -11,6 +11,7 @@ from parity.checkpoints.columns import align, parameter_of, row_column
 from parity.checkpoints.conversion import nest
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Array, Layout
+from parity.comparison.framework_settings import QUICK_COMPILE, exact_jax
 from parity.comparison.own_model.model import as_float64
 from vit_spec import ViTConfig, rows
 
@@ -111,9 +112,7 @@ def _run_jax(config: ViTConfig, arrays: Mapping[str, Array], images: Array, is_c
     import jax
     import jax.numpy as jnp
 
-    from parity.comparison.own_model.flax_model import exact_jax
-
-    with exact_jax(), nullcontext() if is_compiled else jax.disable_jit():
+    with exact_jax("float64"), nullcontext() if is_compiled else jax.disable_jit():
         run = _compiled_run(config) if is_compiled else _jax_function(config)
         return np.asarray(run(jax.tree.map(jnp.asarray, nest(arrays.items())), jnp.asarray(images)))
 
@@ -122,8 +121,6 @@ def _run_jax(config: ViTConfig, arrays: Mapping[str, Array], images: Array, is_c
 def _compiled_run(config: ViTConfig) -> Any:
     import jax
 
-    from parity.comparison.own_model.flax_model import QUICK_COMPILE
-
     return jax.jit(_jax_function(config), compiler_options=QUICK_COMPILE)
 
 
@@ -131,8 +128,6 @@ def _compiled_run(config: ViTConfig) -> Any:
 def _compiled_gradients(config: ViTConfig) -> Any:
     import jax
     import jax.numpy as jnp
-
-    from parity.comparison.own_model.flax_model import QUICK_COMPILE
 
     def loss(tree: Any, images: Any, target: Any) -> Any:
         output = _jax_function(config)(tree, images)
@@ -154,9 +149,7 @@ def _jax_gradients(
     import jax
     import jax.numpy as jnp
 
-    from parity.comparison.own_model.flax_model import exact_jax
-
-    with exact_jax():
+    with exact_jax("float64"):
         tree = jax.tree.map(jnp.asarray, nest(arrays.items()))
         found, output = _compiled_gradients(config)(tree, jnp.asarray(images), jnp.asarray(target))
     flat = {

@@ -88,6 +88,16 @@ def test_the_table_of_a_flax_class_is_found_and_proven(like: str, tmp_path: Path
         assert all(np.array_equal(back[key], array) for key, array in model.weights.items())
 
 
+def test_a_class_is_read_alike_where_the_caller_has_disabled_jit(tmp_path: Path) -> None:
+    """JAX_DISABLE_JIT=1 and `jax.disable_jit` unroll scans: a trace would have an operation for each block."""
+    model = _make_model(build(f"{MODULE}:Scanned"))
+    assert model.fit(ImageShape(16, 24, 3, True)) == ""
+    weights, images = random_weights(model.weights, 0), np.random.default_rng(0).standard_normal((2, 16, 24, 3))
+    order = model.trace(weights, images).order
+    with jax.disable_jit():
+        assert model.trace(weights, images).order == order
+
+
 def test_rounding_errors_of_gradients_are_measured() -> None:
     """Perturbed operations change outputs and gradients, also those within a scan, by little where nothing cancels."""
 
