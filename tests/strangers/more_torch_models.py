@@ -170,7 +170,7 @@ class Changed(nn.Module):
             super().__init__()
             self.change = change
             self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-            self.attn, out = Projections(change), nn.Linear(WIDTH, WIDTH)
+            self.attn, out = Projections(change), nn.Linear(WIDTH, WIDTH, bias=change != "parallel without bias")
             if change == "grouped queries":  # all layers of attention are in one module, as is usual
                 self.attn.out = out
             else:
@@ -189,7 +189,7 @@ class Changed(nn.Module):
                 self.temperature = nn.Parameter(torch.ones(HEADS, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
-            if self.change == "parallel":
+            if self.change.startswith("parallel"):
                 return x + self.drop_path(self.attend(x)) + self.drop_path(self.feed(x))
             branches = (self.attend, self.feed)
             for branch in branches[::-1] if self.change == "mlp first" else branches:
@@ -208,7 +208,8 @@ class Changed(nn.Module):
             scores = scores.float() if change == "float32" else scores
             y = scores.softmax(-1).to(v.dtype) @ v
             y = y.permute(0, 2, 3, 1).reshape(b, t, c) if change == "dim head" else y.transpose(1, 2).reshape(b, t, c)
-            return self.ln_3(self.attn.out(y) if change == "grouped queries" else self.out(y))
+            y = self.ln_3(self.attn.out(y) if change == "grouped queries" else self.out(y))
+            return y / 2 if change == "half of attention" else y.tanh() if change == "tanh of attention" else y
 
         def feed(self, x: Tensor) -> Tensor:
             y = self.ln_2(x)

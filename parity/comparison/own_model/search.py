@@ -20,6 +20,8 @@ from parity.comparison.own_model.stages import (
     ATTENTION,
     GROUPED_REMEDY,
     HEADS_REMEDY,
+    MLP,
+    PARALLEL_REMEDY,
     POOL,
     STAGES,
     SUM,
@@ -32,6 +34,7 @@ from vit_spec import InputError
 
 _FLOAT32 = 1e-10, 1e-6  # differences between these may come from rounding to float32
 _COMPILED = 16  # configs that JAX compiles as a whole; few models need more
+_DOMINANT = 1e10  # a factor of the MLP with which the other terms of a sum are below `_FLOAT32`
 _SMALL = 1e-3  # a difference below this may come from an epsilon
 
 
@@ -86,8 +89,12 @@ class Search:
             [options.pooling],
         ]
         for number, generators in enumerate(steps):
-            if STAGES[number] is SUM and "blocks.attn.proj.bias" not in candidate.roles.leaves:
-                continue
+            if STAGES[number] is SUM:
+                if candidate.config.norms.order != "parallel" and not self._mlp_reads_attention(candidate):
+                    detail = "its MLP does not read the output of attention, as in parallel blocks"
+                    return Failure(number, np.inf, 0, detail, PARALLEL_REMEDY)
+                if "blocks.attn.proj.bias" not in candidate.roles.leaves:
+                    continue
             if STAGES[number] is ATTENTION and (key := self._grouped_layer(candidate)):
                 detail = f"{key} is a layer of keys and values of fewer heads than queries have (grouped queries)"
                 return Failure(number, np.inf, 0, detail, GROUPED_REMEDY)
@@ -141,6 +148,18 @@ class Search:
             if ErrorNorms.of(*outputs).relative_rms() <= FLOAT64_TOLERANCE:
                 silent.append(layer["blocks.attn.qkv.weight"][0])
         return silent[0] if len(silent) > 1 else ""
+
+    def _mlp_reads_attention(self, candidate: Candidate) -> bool:
+        """Return whether the output of the MLP of the first block changes with that of attention.
+
+        The MLP is so large that the sum has only its entries, so that the layout of attention need not be known.
+        """
+        images, outputs = self._flat_images(candidate.config.patch_size), []
+        for stage in (ATTENTION, MLP):
+            weights, _ = self._muted(candidate, stage)
+            weights |= {key: _DOMINANT * weights[key] for key in candidate.keys_of("blocks.mlp.fc2.weight")}
+            outputs.append(self._model.run(weights, images))
+        return ErrorNorms.of(*outputs).relative_rms() > _FLOAT32[1]
 
     def _depends_on_order(self, candidate: Candidate) -> bool:
         """Return whether the output of the first block changes with the order of the patches, without learned positions.
