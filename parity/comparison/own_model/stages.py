@@ -32,6 +32,7 @@ STEM_REMEDY = (
 )
 HEADS_REMEDY = "give --set num_heads=N"
 GROUPED_REMEDY = "in a copy of the class and of the checkpoint, repeat keys and values for all queries that share them"
+SOFTMAX_REMEDY = "ViTConfig has softmax alone: only a model with it can be converted"
 PARALLEL_REMEDY = (
     "parallel blocks of ViTConfig have one norm: in a copy of the class and of the checkpoint, multiply the weights of "
     "both norms into the layers that read them, likewise the biases, and leave one norm"
