@@ -1,11 +1,11 @@
 """Check the fields of a dataclass against their type annotations, and convert equivalent values."""
 
 import dataclasses
+import functools
 import numbers
 import types
 import typing
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +15,8 @@ from vit_spec.errors import InputError, nearest
 _MAX_INT = 2**63  # larger sizes are mistakes, and Python refuses to print their products
 # The normal numbers of float32, in which a model computes: larger ones are infinite, and smaller ones become 0.
 MAX_FLOAT, MIN_FLOAT = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+# The annotations of the fields of a class, which typing evaluates anew in each call.
+_annotations: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def check_types(part: Any, prefix: str) -> None:
@@ -28,7 +30,7 @@ def check_types(part: Any, prefix: str) -> None:
     Raises:
         InputError: a value has another type.
     """
-    for name, annotation in _annotations(part.__class__).items():
+    for name, annotation in _annotations(type(part)).items():
         value = getattr(part, name)
         if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
             if type(value) is not annotation:
@@ -38,15 +40,9 @@ def check_types(part: Any, prefix: str) -> None:
             object.__setattr__(part, name, coerce(f"{prefix}{name}", value, annotation))
 
 
-@cache  # evaluating them takes most of the time in which a config is made
-def _annotations(cls: type[object]) -> Mapping[str, Any]:
-    """Return the type of each field of a dataclass by name."""
-    return typing.get_type_hints(cls)
-
-
 def check_choices(part: Any, prefix: str) -> None:
     """Check the fields of a dataclass that are annotated with a Literal; see `check_types`."""
-    for name, annotation in _annotations(part.__class__).items():
+    for name, annotation in _annotations(type(part)).items():
         if typing.get_origin(annotation) is Literal:
             coerce(f"{prefix}{name}", getattr(part, name), annotation)
 

@@ -2,8 +2,9 @@
 
 The same model gives different results if TF32 is allowed, if sums are computed in half precision, or if XLA keeps more
 digits than a type has.  `strict_settings` changes the settings that can be set at run time, and `compiler_options` returns
-the options that XLA takes for each compilation.  `audit` returns the current settings, and `environment` the versions,
-hardware and settings that a result or a golden file records.  All functions work if either framework is not installed.
+the options that XLA takes for each compilation.  `exact_jax` runs JAX on CPU in a given dtype.  `audit` returns the current
+settings, and `environment` the versions, hardware and settings that a result or a golden file records.  All functions work
+if PyTorch is not installed, and all but `exact_jax` if JAX is not.
 """
 
 import importlib
@@ -92,6 +93,9 @@ _XLA_STRICT: dict[str, dict[str, Any]] = {  # for each backend only its own flag
         "xla_gpu_enable_triton_gemm": False,  # autotuning would choose its kernels
     },
 }
+# A float64 run is executed a few times, so compiling it quickly matters more than its speed.  A float32 run whose rounding
+# errors are measured keeps XLA's default options.
+QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _FUSION = "xla_cpu_experimental_ynn_fusion_type"
 
 
@@ -157,6 +161,17 @@ def strict_settings() -> Iterator[None]:
             stack.enter_context(jax.default_matmul_precision("highest"))
         if torch:
             stack.enter_context(torch_settings.strict_settings(torch))
+        yield
+
+
+@contextmanager
+def exact_jax(dtype: str) -> Iterator[None]:
+    """Run JAX on CPU in a dtype, "float64" or "float32", with matrix products computed in that dtype."""
+    import jax
+
+    cpu = jax.default_device(jax.devices("cpu")[0])
+    jit = jax.disable_jit(False)  # which the caller may have disabled, and traces and compiled runs need
+    with jax.enable_x64(dtype == "float64"), cpu, jit, jax.default_matmul_precision("highest"):
         yield
 
 

@@ -170,11 +170,11 @@ class Changed(nn.Module):
             super().__init__()
             self.change = change
             self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-            self.attn, out = Projections(change), nn.Linear(WIDTH, WIDTH)
+            self.attn, out = Projections(change), nn.Linear(WIDTH, WIDTH, bias=change != "parallel without bias")
             if change == "grouped queries":  # all layers of attention are in one module, as is usual
                 self.attn.out = out
             else:
-                self.out = out
+                self.out = nn.Identity() if change == "relu without projection" else out
             if change == "conv1d":
                 self.fc, self.back = nn.Conv1d(WIDTH, HIDDEN, 1), nn.Conv1d(HIDDEN, WIDTH, 1)
             elif change == "value before gate":
@@ -189,16 +189,19 @@ class Changed(nn.Module):
                 self.temperature = nn.Parameter(torch.ones(HEADS, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
-            if self.change == "parallel":
+            if self.change == "mlp first, norms last":
+                x = self.ln_2(x + self.back(F.gelu(self.fc(x))))
+                return self.ln_1(x + self.attend(x, nn.Identity()))
+            if self.change.startswith("parallel"):
                 return x + self.drop_path(self.attend(x)) + self.drop_path(self.feed(x))
             branches = (self.attend, self.feed)
             for branch in branches[::-1] if self.change == "mlp first" else branches:
                 x = x + self.drop_path(branch(x))
             return x
 
-        def attend(self, x: Tensor) -> Tensor:
+        def attend(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
             change, (b, t, c) = self.change, x.shape
-            q, k, v = self.attn(self.ln_1(x))
+            q, k, v = self.attn((norm or self.ln_1)(x))
             if change == "temperature":
                 scores = q @ k.mT * self.temperature.exp()
             elif change == "temperature of heads":
@@ -206,9 +209,10 @@ class Changed(nn.Module):
             else:
                 scores = q @ k.mT / math.sqrt(DIM)
             scores = scores.float() if change == "float32" else scores
-            y = scores.softmax(-1).to(v.dtype) @ v
+            y = (scores.relu() if change == "relu without projection" else scores.softmax(-1)).to(v.dtype) @ v
             y = y.permute(0, 2, 3, 1).reshape(b, t, c) if change == "dim head" else y.transpose(1, 2).reshape(b, t, c)
-            return self.ln_3(self.attn.out(y) if change == "grouped queries" else self.out(y))
+            y = self.ln_3(self.attn.out(y) if change == "grouped queries" else self.out(y))
+            return y / 2 if change == "half of attention" else y.tanh() if change == "tanh of attention" else y
 
         def feed(self, x: Tensor) -> Tensor:
             y = self.ln_2(x)

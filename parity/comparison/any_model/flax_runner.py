@@ -1,7 +1,7 @@
 """Runs of a model in JAX on CPU, which take weights by key and return outputs and gradients by name."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,13 +18,11 @@ from parity.comparison.any_model.trace.graph import Graph
 from parity.comparison.any_model.trace.jaxpr import Evaluator
 from parity.comparison.any_model.trace.scope import Scope
 from parity.comparison.any_model.weights import flatten
+from parity.comparison.framework_settings import QUICK_COMPILE, exact_jax
 
 Tensors = dict[str, Array]
 
 _BATCH_STATS = ".batch_stats."  # in the name of a part of what linen returns with mutable=["batch_stats"]
-# A float64 run is executed once, so compiling it quickly matters more than its speed.  The float32 run keeps XLA's default
-# options, because its rounding errors are what is measured.
-QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 class FlaxRunner:
@@ -252,14 +250,3 @@ def _host(array: Any) -> Array:
     """Return an array of JAX as one of NumPy; bfloat16 as float32, in which it is exact."""
     out = np.asarray(array)
     return out.astype(np.float32) if str(out.dtype) == "bfloat16" else out
-
-
-@contextmanager
-def exact_jax(dtype: str) -> Iterator[None]:
-    """Run JAX on CPU in a dtype, with matrix products computed in that dtype."""
-    import jax
-
-    cpu = jax.default_device(jax.devices("cpu")[0])
-    jit = jax.disable_jit(False)  # which the caller may have disabled, and a compiled run needs
-    with jax.enable_x64(dtype == "float64"), cpu, jit, jax.default_matmul_precision("highest"):
-        yield

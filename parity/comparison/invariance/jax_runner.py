@@ -21,9 +21,9 @@ import numpy as np
 
 from parity.checkpoints.arrays import FLOAT_DTYPES, round_to
 from parity.checkpoints.layout import Array
-from parity.comparison.any_model.flax_runner import QUICK_COMPILE
 from parity.comparison.any_model.outputs import named_arrays
 from parity.comparison.any_model.weights import flatten
+from parity.comparison.framework_settings import QUICK_COMPILE
 from parity.comparison.invariance.torch_runner import NotTestedError
 from parity.comparison.monte_carlo_arithmetic import perturb_array
 

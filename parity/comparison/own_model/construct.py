@@ -43,13 +43,16 @@ class Built:
 
 
 def build(like: Any) -> Built:
-    """Return the model that a text such as "my_models.vit:ViT(depth=6)" describes, or that was given itself.
+    """Return the model that a text such as "my_models.vit:ViT(depth=6)" describes, or the given one, or that of a callable.
 
     Raises:
         InputError: the module or the class does not exist, or the call fails, or its result is not a module.
     """
     if not isinstance(like, str):
-        return Built(_class_name(like), like, _framework(like, f"like is a {type(like).__name__}"), {})
+        model, arguments = like, dict[str, Any]()
+        if callable(like) and not _framework_of(like):
+            model, arguments = _call(like, getattr(like, "__qualname__", type(like).__name__), [], {})
+        return Built(_class_name(model), model, _framework(model, f"like is a {type(like).__name__}"), arguments)
     module_name, colon, expression = like.partition(":")
     match = _EXPRESSION.fullmatch(expression.strip())
     if not colon or not module_name.strip() or not match:

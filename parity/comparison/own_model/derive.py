@@ -93,7 +93,7 @@ def derive_table(
 
     Args:
         like: "package.module:Class", with arguments if it needs some: "my_models.vit:ViT(image_size=32, depth=6)"; the
-            arguments are literals.  A function that returns a model, or a model, can be given too.
+            arguments are literals.  A model, or a class or function without arguments that returns one, can be given too.
         source: a checkpoint that the class wrote.
         given: config fields that are known, by dotted name, such as {"norms.eps": 1e-5}; no other value is tried.
         strip: the beginning of the keys of the model, if it is not a known wrapper; see `parity.load`.

@@ -40,16 +40,32 @@ class Explanations:
         if stage is STEM:
             return self._of_stem(candidate)
         if stage is SUM:
-            return (
-                "its MLP does not read the output of attention: are the blocks parallel?",
-                "parallel blocks of ViTConfig have one norm: in a copy of the class and of the checkpoint, multiply "
-                "the weights of both norms into the layers that read them, likewise the biases, and leave one norm",
-            )
+            return self._of_sum(candidate)
         if stage is ATTENTION and depends_on_order:
             return self._of_rotation(candidate)
         if stage is ATTENTION:  # a class token sees the patches through attention alone
             return self._of_images(candidate)
         return "", REMEDY
+
+    def _of_sum(self, candidate: Candidate) -> tuple[str, str]:
+        """Return the factor by which the class multiplies the output of attention, if it is a constant."""
+        key = candidate.keys_of("blocks.attn.proj.weight")[0]
+        for factor in self._options.factors():
+
+            def scale(values: dict[str, Array], factor: float = factor) -> dict[str, Array]:
+                return {**values, "blocks.attn.proj.bias": factor * values["blocks.attn.proj.bias"]}
+
+            if self._agree([candidate], SUM, scale):
+                return (
+                    f"the output of attention is multiplied by {factor!r} before it is added",
+                    f"in a copy of the class leave the factor out, and in the checkpoint multiply {key}, its bias, and "
+                    "those of the other blocks by it",
+                )
+        return (
+            "is the output of attention scaled or changed before it is added?",
+            f"ViTConfig adds it as it is: a factor can be multiplied into {key} and its bias, in a copy of the class and "
+            "in the checkpoint, and a model with any other change cannot be converted",
+        )
 
     def _of_rotation(self, candidate: Candidate) -> tuple[str, str]:
         """Return whether the class rotates other pairs of the entries of a head than ViTConfig does."""

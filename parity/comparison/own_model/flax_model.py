@@ -3,7 +3,6 @@
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from parity.checkpoints.conversion import nest
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.jaxpr import Evaluator
 from parity.comparison.any_model.trace.scope import Scope, inner_jaxprs
+from parity.comparison.framework_settings import QUICK_COMPILE, exact_jax
 from parity.comparison.monte_carlo_arithmetic import perturb_array
 from parity.comparison.own_model.construct import Built
 from parity.comparison.own_model.model import (
@@ -29,10 +29,6 @@ from vit_spec.errors import first_line
 
 # Arguments of a forward pass that select inference, with the values for it.
 _INFERENCE = {"train": False, "training": False, "is_training": False, "deterministic": True, "use_running_average": True}
-# A float64 run is executed a few times, so compiling it quickly matters more than its speed.
-QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
 # Operations that round their results; one that is missing here makes the measured rounding errors smaller.
 _ROUNDED = frozenset(
     "add add_any sub mul div dot_general conv_general_dilated reduce_sum cumsum exp exp2 expm1 log log1p logistic tanh erf "
@@ -50,7 +46,7 @@ class FlaxModel(OwnModel):
         super().__init__(built.name)
         self.settings = [(name, value) for name, value in built.arguments.items()]
         self._channels_last = True
-        self._compiled: dict[str, Callable[..., Any]] = {}
+        self._compiled: dict[str, Any] = {}
 
     def _apply(self, weights: Mapping[str, Any], images: Any) -> Any:
         """Return the output for weights by key and images in the model's own order of axes."""
@@ -74,7 +70,7 @@ class FlaxModel(OwnModel):
         import jax
         import jax.numpy as jnp
 
-        with exact_jax():
+        with exact_jax("float64"):
             arguments = (*self._arguments(weights, images), jnp.asarray(target))
             step = jax.make_jaxpr(jax.grad(self._loss, has_aux=True), return_shape=True)
             closed, shape = self._guarded(lambda: step(*arguments))
@@ -90,18 +86,11 @@ class FlaxModel(OwnModel):
         return jnp.square(output - target).mean(), output
 
     def trace(self, weights: Weights, images: Array) -> Trace:
-        import jax
-
         trace = Trace()
-        with exact_jax():
+        with exact_jax("float64"):
             arrays, x = self._arguments(weights, images)
-            keys = sorted(arrays)
-            closed = self._guarded(
-                lambda: jax.make_jaxpr(lambda *values: self._output(dict(zip(keys, values[1:], strict=True)), values[0]))(
-                    x, *(arrays[key] for key in keys)
-                )
-            )
-        names = dict(zip(closed.jaxpr.invars[1:], keys, strict=True))
+            closed = self._guarded(lambda: self._jitted("run", self._output).trace(arrays, x).jaxpr)
+        names = dict(zip(closed.jaxpr.invars, sorted(arrays), strict=False))  # the last one is x
         _walk(closed.jaxpr, names, trace)
         return trace
 
@@ -114,21 +103,28 @@ class FlaxModel(OwnModel):
         return output
 
     def _arguments(self, weights: Weights, images: Array) -> tuple[dict[str, Any], Any]:
-        import jax.numpy as jnp
+        import jax
 
-        arrays = {key: jnp.asarray(as_float64(array)) for key, array in {**self.weights, **weights}.items()}
+        arrays = {key: as_float64(array) for key, array in {**self.weights, **weights}.items()}
         x = as_float64(images)
-        return arrays, jnp.asarray(x if self._channels_last else np.moveaxis(x, -1, 1))
+        # jnp.asarray would compile a program for each shape.
+        return jax.device_put(arrays), jax.device_put(x if self._channels_last else np.moveaxis(x, -1, 1))
 
     def _execute(self, name: str, function: Callable[..., Any], weights: Weights, *arrays: Array) -> Any:
-        import jax
         import jax.numpy as jnp
 
-        with exact_jax():
+        with exact_jax("float64"):
             mine, x = self._arguments(weights, arrays[0])
-            if name not in self._compiled:
-                self._compiled[name] = jax.jit(function, compiler_options=QUICK_COMPILE)
-            return self._guarded(lambda: self._compiled[name](mine, x, *(jnp.asarray(each) for each in arrays[1:])))
+            program = self._jitted(name, function)
+            return self._guarded(lambda: program(mine, x, *(jnp.asarray(each) for each in arrays[1:])))
+
+    def _jitted(self, name: str, function: Callable[..., Any]) -> Any:
+        """Return the compiled function of a name, one for each shape of images, so that it is traced once for a shape."""
+        import jax
+
+        if name not in self._compiled:
+            self._compiled[name] = jax.jit(function, compiler_options=QUICK_COMPILE)
+        return self._compiled[name]
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
         try:
@@ -165,15 +161,14 @@ class LinenModel(FlaxModel):
             settings.extend(simple_settings(context.module))
             return call(*args, **kwargs)
 
-        def init(_: Any = None) -> Any:
+        def init() -> Any:
             keys = {name: jax.random.key(0) for name in ("params", "dropout")}
             return self._module.init(keys, jnp.zeros(shape), **self._flags)
 
         try:
-            with exact_jax(), linen.intercept_methods(record):
-                variables = self._guarded(lambda: jax.eval_shape(init))
-                if set(variables) - {"params", "intermediates"}:  # constants, whose values matter
-                    variables = self._guarded(init)
+            with exact_jax("float64"), linen.intercept_methods(record):
+                program, variables = self._guarded(lambda: jax.make_jaxpr(init, return_shape=True)())
+                variables = self._guarded(lambda: _with_constants(program, variables))
         except InputError as error:
             return str(error)
         variables = meta.unbox(variables)
@@ -186,6 +181,24 @@ class LinenModel(FlaxModel):
 
     def _apply(self, weights: Mapping[str, Any], images: Any) -> Any:
         return self._module.apply({"params": nest(weights.items()), **self._others}, images, **self._flags)
+
+
+def _with_constants(program: Any, variables: Any) -> Any:
+    """Return the variables of a module, of which those that are no parameters have values, which matter.
+
+    program: the jaxpr that initializes the module.  The operations for parameters, and of the forward pass, are left out.
+    """
+    import jax
+    from jax.interpreters import partial_eval
+
+    paths, structure = jax.tree_util.tree_flatten_with_path(variables)
+    needed = [path[0].key not in ("params", "intermediates") for path, _ in paths]
+    if not any(needed):
+        return variables
+    jaxpr, _ = partial_eval.dce_jaxpr(program.jaxpr, needed)
+    values = iter(jax.core.eval_jaxpr(jaxpr, program.consts))
+    leaves = [next(values) if is_needed else leaf for (_, leaf), is_needed in zip(paths, needed, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
 
 
 class NnxModel(FlaxModel):
@@ -212,11 +225,7 @@ class NnxModel(FlaxModel):
     def fit(self, images: ImageShape) -> str:
         self._channels_last, self._compiled = images.channels_last, {}
         try:
-            import jax
-
-            with exact_jax():
-                arrays, x = self._arguments({}, np.zeros((2, images.height, images.width, images.channels)))
-                self._guarded(lambda: jax.eval_shape(self._output, arrays, x))
+            self.trace({}, np.zeros((2, images.height, images.width, images.channels)))
         except InputError as error:
             return str(error)
         return ""
@@ -249,16 +258,6 @@ class _PerturbedOperands(Evaluator):
 
         is_float = jnp.issubdtype(jnp.result_type(value), jnp.floating)
         return jnp.asarray(perturb_array(np.asarray(value), "float64", self._rng)) if is_float else value
-
-
-@contextmanager
-def exact_jax() -> Iterator[None]:
-    """Run JAX on CPU in float64, with matrix products computed in that type."""
-    import jax
-
-    cpu = jax.default_device(jax.devices("cpu")[0])
-    with jax.enable_x64(True), cpu, jax.default_matmul_precision("highest"):
-        yield
 
 
 def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:

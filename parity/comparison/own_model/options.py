@@ -175,6 +175,11 @@ class Options:
         own = [value for value in self._numbers if 0 < value < 1e-2]
         return list(self._of("norms.eps", dict.fromkeys([*own, *self._named("eps", float), *_EPS])))
 
+    def factors(self) -> list[float]:
+        """Return the constants of the operations by which the class may multiply or divide an array, as factors."""
+        own = [value for value in self._numbers if 1e-3 < abs(value) < 1e3]
+        return [each for value in (*own, 2.0) for each in (value, 1 / value)]
+
     def several_eps(self) -> str:
         """Return a text with the epsilons of the model if it has several; else ""."""
         own = sorted({value for value in self._numbers if 0 < value < 1e-2})

@@ -20,7 +20,10 @@ from parity.comparison.own_model.stages import (
     ATTENTION,
     GROUPED_REMEDY,
     HEADS_REMEDY,
+    MLP,
+    PARALLEL_REMEDY,
     POOL,
+    SOFTMAX_REMEDY,
     STAGES,
     SUM,
     Failure,
@@ -32,6 +35,7 @@ from vit_spec import InputError
 
 _FLOAT32 = 1e-10, 1e-6  # differences between these may come from rounding to float32
 _COMPILED = 16  # configs that JAX compiles as a whole; few models need more
+_DOMINANT = 1e10  # a factor of the MLP with which the other terms of a sum are below `_FLOAT32`
 _SMALL = 1e-3  # a difference below this may come from an epsilon
 
 
@@ -86,10 +90,17 @@ class Search:
             [options.pooling],
         ]
         for number, generators in enumerate(steps):
-            if STAGES[number] is SUM and "blocks.attn.proj.bias" not in candidate.roles.leaves:
-                continue
-            if STAGES[number] is ATTENTION and (key := self._grouped_layer(candidate)):
-                detail = f"{key} is a layer of keys and values of fewer heads than queries have (grouped queries)"
+            if STAGES[number] is SUM:
+                if candidate.config.norms.order != "parallel" and not self._mlp_reads_attention(candidate):
+                    detail = "its MLP does not read the output of attention, as in parallel blocks"
+                    return Failure(number, np.inf, 0, detail, PARALLEL_REMEDY)
+                if "blocks.attn.proj.bias" not in candidate.roles.leaves:
+                    continue
+            if STAGES[number] is ATTENTION and len(silent := self._silencing_layers(candidate)) > 1:
+                if len(silent) == 3:
+                    detail = f"if {silent[0]} is zero, its other layers have no effect: is there no softmax?"
+                    return Failure(number, np.inf, 0, detail, SOFTMAX_REMEDY)
+                detail = f"{silent[0]} is a layer of keys and values of fewer heads than queries have (grouped queries)"
                 return Failure(number, np.inf, 0, detail, GROUPED_REMEDY)
             start, best, tried = candidate, (np.inf, candidate), 0
             for generate in generators:
@@ -115,15 +126,16 @@ class Search:
         if not matters:
             yield from options.value_skip(candidate)
 
-    def _grouped_layer(self, candidate: Candidate) -> str:
-        """Return the key of a layer of keys and values if attention has three equal layers and grouped queries; else "".
+    def _silencing_layers(self, candidate: Candidate) -> list[str]:
+        """Return the keys of the layers without which the two others of attention have no effect, if it has three layers.
 
-        Such a layer may be as large as that of the queries, and be taken for one of keys beside one of values.  Without
-        values, or without an output projection, the two other layers have no effect; without keys, the values have one.
+        This is the layer of values alone; without queries or keys, softmax returns the mean of the values.  A layer of
+        keys and values of grouped queries may be as large as that of the queries, and be taken for one of keys beside one
+        of values: then it is this layer and the output projection.
         """
         layouts = {name: each for name, each in candidate.column.items() if name.startswith("blocks.attn.qkv.")}
         if candidate.config.attention.proj or any("qkv" not in each.key_axes for each in layouts.values()):
-            return ""
+            return []
         layers = [
             {
                 name: [key for key, indices in each.indexed_keys(candidate.config.sizes, {}) if indices["qkv"] == n]
@@ -140,7 +152,19 @@ class Search:
             outputs = [self._model.run(each, images) for each in (weights, changed)]
             if ErrorNorms.of(*outputs).relative_rms() <= FLOAT64_TOLERANCE:
                 silent.append(layer["blocks.attn.qkv.weight"][0])
-        return silent[0] if len(silent) > 1 else ""
+        return silent
+
+    def _mlp_reads_attention(self, candidate: Candidate) -> bool:
+        """Return whether the output of the MLP of the first block changes with that of attention.
+
+        The MLP is so large that the sum has only its entries, so that the layout of attention need not be known.
+        """
+        images, outputs = self._flat_images(candidate.config.patch_size), []
+        for stage in (ATTENTION, MLP):
+            weights, _ = self._muted(candidate, stage)
+            weights |= {key: _DOMINANT * weights[key] for key in candidate.keys_of("blocks.mlp.fc2.weight")}
+            outputs.append(self._model.run(weights, images))
+        return ErrorNorms.of(*outputs).relative_rms() > _FLOAT32[1]
 
     def _depends_on_order(self, candidate: Candidate) -> bool:
         """Return whether the output of the first block changes with the order of the patches, without learned positions.

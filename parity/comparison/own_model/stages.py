@@ -5,7 +5,7 @@ nothing.  What is left is decided first, then one block, then all:
 
 1. blocks off: pooling, norms, epsilon, positions, tokens, classifier
 2. the MLP of the first block: activation, layouts
-3. whether that MLP reads the output of attention, which is a bias alone: few hypotheses, before the many of the next stage
+3. the sum of attention, which is a bias alone, and the MLP: few hypotheses, before the many of the next stage
 4. attention of the first block: heads, layouts of queries, keys and values, scale, rotary embeddings
 5. the order of the entries of a patch
 6. all blocks
@@ -32,6 +32,11 @@ STEM_REMEDY = (
 )
 HEADS_REMEDY = "give --set num_heads=N"
 GROUPED_REMEDY = "in a copy of the class and of the checkpoint, repeat keys and values for all queries that share them"
+SOFTMAX_REMEDY = "ViTConfig has softmax alone: only a model with it can be converted"
+PARALLEL_REMEDY = (
+    "parallel blocks of ViTConfig have one norm: in a copy of the class and of the checkpoint, multiply the weights of "
+    "both norms into the layers that read them, likewise the biases, and leave one norm"
+)
 _ATTENTION = ("blocks.attn.qkv.", "blocks.attn.proj.", "blocks.attn.q_bias", "blocks.attn.v_bias")
 _MLP = ("blocks.mlp.fc",)
 _NORM_BIASES = ("blocks.norm1.bias", "blocks.norm2.bias", "blocks.attn.norm.bias", "blocks.mlp.norm.bias")

@@ -13,6 +13,12 @@ from parity.comparison.own_model.outer_roles import find_head_roles, find_stem_r
 from parity.comparison.own_model.units import Unit, find_units
 from vit_spec import InputError
 
+_MLP_BEFORE = (
+    "if its attention reads the output of its MLP, a copy of the class with attention first computes the same with one "
+    "more block, where the first block has an attention of zeros and the last one an MLP of zeros; if both read the same "
+    "input, let a copy of the class compute attention first"
+)
+_MLP_BEFORE_POST = "a class whose norms come after the MLP and attention can only be converted if its attention is first"
 _AHEAD = "ahead of the blocks"
 
 
@@ -116,10 +122,10 @@ def _other_order(leaves: Sequence[Leaf], find: Callable[[Sequence[Leaf]], Iterat
                 first[branch] = min((rank + start) % len(ordered) for rank in ranks)
             if first["blocks.mlp."] < first["blocks.attn."]:
                 mlp, attention = (ordered[first[branch]].key for branch in ("blocks.mlp.", "blocks.attn."))
+                is_pre = first["blocks.mlp."] > 0  # the block begins with a norm
                 return (
                     f"a block uses {mlp}, of its MLP, before {attention}, of its attention, and ViTConfig has attention "
-                    "first: a copy of the class with attention first computes the same with one more block, if the first "
-                    "block has an attention of zeros and the last one an MLP of zeros"
+                    f"first: {_MLP_BEFORE if is_pre else _MLP_BEFORE_POST}"
                 )
     return ""
 

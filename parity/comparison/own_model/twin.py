@@ -11,6 +11,7 @@ from parity.checkpoints.columns import align, parameter_of, row_column
 from parity.checkpoints.conversion import nest
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Array, Layout
+from parity.comparison.framework_settings import QUICK_COMPILE, exact_jax
 from parity.comparison.own_model.model import as_float64
 from vit_spec import ViTConfig, rows
 
@@ -109,20 +110,18 @@ def _torch_gradients(
 
 def _run_jax(config: ViTConfig, arrays: Mapping[str, Array], images: Array, is_compiled: bool) -> Array:
     import jax
-    import jax.numpy as jnp
 
-    from parity.comparison.own_model.flax_model import exact_jax
-
-    with exact_jax(), nullcontext() if is_compiled else jax.disable_jit():
+    pairs = [images[[n, min(n + 1, len(images) - 1)]] for n in range(0, len(images), 2)]  # one program for all batches
+    with exact_jax("float64"), nullcontext() if is_compiled else jax.disable_jit():
         run = _compiled_run(config) if is_compiled else _jax_function(config)
-        return np.asarray(run(jax.tree.map(jnp.asarray, nest(arrays.items())), jnp.asarray(images)))
+        tree = jax.device_put(nest(arrays.items()))
+        outputs = [np.asarray(run(tree, jax.device_put(each))) for each in pairs]
+    return np.concatenate(outputs)[: len(images)]
 
 
 @lru_cache(maxsize=4)
 def _compiled_run(config: ViTConfig) -> Any:
     import jax
-
-    from parity.comparison.own_model.flax_model import QUICK_COMPILE
 
     return jax.jit(_jax_function(config), compiler_options=QUICK_COMPILE)
 
@@ -131,8 +130,6 @@ def _compiled_run(config: ViTConfig) -> Any:
 def _compiled_gradients(config: ViTConfig) -> Any:
     import jax
     import jax.numpy as jnp
-
-    from parity.comparison.own_model.flax_model import QUICK_COMPILE
 
     def loss(tree: Any, images: Any, target: Any) -> Any:
         output = _jax_function(config)(tree, images)
@@ -152,13 +149,10 @@ def _jax_gradients(
     config: ViTConfig, arrays: Mapping[str, Array], images: Array, target: Array
 ) -> tuple[Array, dict[str, Array]]:
     import jax
-    import jax.numpy as jnp
 
-    from parity.comparison.own_model.flax_model import exact_jax
-
-    with exact_jax():
-        tree = jax.tree.map(jnp.asarray, nest(arrays.items()))
-        found, output = _compiled_gradients(config)(tree, jnp.asarray(images), jnp.asarray(target))
+    with exact_jax("float64"):
+        given = jax.device_put((nest(arrays.items()), images, target))
+        found, output = _compiled_gradients(config)(*given)
     flat = {
         "/".join(str(each.key) for each in path): np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(found)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,18 @@ def test_a_model_can_be_given_itself_and_is_not_changed(tmp_path: Path) -> None:
     assert table.config.depth == 2 and model.training
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("like", [torch_models.Renamed, partial(torch_models.Renamed, depth=3), lambda: trained("Renamed")])
+def test_a_class_or_a_function_that_returns_a_model_is_called(like: Any) -> None:
+    built = build(like)
+    assert isinstance(built.model, torch_models.Renamed) and built.name == f"{MODULE}:Renamed"
+
+
+@pytest.mark.parametrize(("like", "kind"), [({}, "dict"), (dict, "type")])
+def test_an_object_that_is_no_model_is_one_line(like: Any, kind: str) -> None:
+    with pytest.raises(InputError, match=rf"like is a {kind}: a dict is no torch\.nn\.Module and no Flax module"):
+        build(like)
 
 
 def test_images_that_a_model_changes_in_place_are_not_changed() -> None:

@@ -112,13 +112,18 @@ REFUSED = {
     f"{MORE}:Changed('norm of flat patches', channels=1)": r"\[patches.0.weight \(64,\); .*a norm of 64 entries",
     f"{MORE}:Changed('norm of flat patches')": r"no place for \[patches.0.weight \(192,\); .*a norm of 192 entries",
     f"{MORE}:Changed('third norm')": r"no place for \[layers.\{block\}.ln_3.weight \(64,\); .*: if ViTConfig has such",
-    f"{MORE}:Changed('mlp first')": r"a block uses layers.\{block\}.fc.weight, .*, before layers.\{block\}.attn",
+    f"{MORE}:Changed('mlp first')": r"uses layers.\{block\}.fc.weight, .*, before layers.\{block\}.attn.*: if its .* reads",
+    f"{MORE}:Changed('mlp first, norms last')": "attention first: a class whose norms come after the MLP and attention can",
     f"{MORE}:Changed('temperature')": r"no place for \[layers.\{block\}.temperature \(\)\].*multiply it into the weights",
     f"{MORE}:Changed('temperature of heads')": r"no place for \[layers.\{block\}.temperature \(4, 1, 1\)\]",
     f"{MORE}:Changed('float32')": r"computes an array \(2, 4, 25, 25\) in float32; .* without .float\(\)",
     f"{MORE}:Changed('gelu in the head')": "ViTConfig has tanh after fc.0.weight: is there another activation",
     f"{MORE}:Changed('grouped queries')": "attention of the first block cannot be expressed: layers.0.attn.to_kv.weight",
-    f"{MORE}:Changed('parallel')": "the sum of attention and MLP differs by .*: its MLP does not read the output",
+    f"{MORE}:Changed('relu without projection')": "if layers.0.attn.to_q.weight is zero, .*: is there no softmax",
+    f"{MORE}:Changed('parallel')": "the sum of attention and MLP cannot be expressed: its MLP does not read the output",
+    f"{MORE}:Changed('parallel without bias')": "the sum of attention and MLP cannot be expressed: its MLP does not read",
+    f"{MORE}:Changed('half of attention')": r"is multiplied by 0\.5 before it is added; .* multiply layers.0.out.weight,",
+    f"{MORE}:Changed('tanh of attention')": "MLP differs by .*: is the output of attention scaled or changed before it is",
     f"{MORE}:Probabilities": "its output is probabilities, and that of ViTConfig logits; let a subclass return",
     f"{MORE}:Probabilities(logarithm=True)": "its output is log-probabilities",
     f"{MORE}:Tutorial": r"q_mappings.0.weight \(16, 16\) has no dimension of the width 64, which each layer",
@@ -146,6 +151,15 @@ def test_rotary_pairs_in_another_order_are_named_with_a_remedy_that_works(tmp_pa
     images = torch.randn(2, 3, *copy.config.image_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(twin(images), model(images), rtol=1e-4, atol=1e-4)
+
+
+def test_the_remedy_for_a_factor_of_attention_works() -> None:
+    half, plain = (trained(f"{MORE}:Changed('{change}')") for change in ("half of attention", "plain"))
+    state = {key: value / 2 if ".out." in key else value for key, value in half.state_dict().items()}
+    plain.load_state_dict(state)
+    images = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        np.testing.assert_allclose(plain(images), half(images), rtol=1e-4, atol=1e-4)
 
 
 def test_the_remedy_for_a_class_token_that_is_last_works(tmp_path: Path) -> None:
