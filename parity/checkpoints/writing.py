@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints import metadata
+from parity.checkpoints.alternatives import check_can_store
 from parity.checkpoints.array_transfer import ByteCounter, ByteProgress, verify, write_arrays
 from parity.checkpoints.arrays import FLOAT_DTYPES
 from parity.checkpoints.atomic_write import atomic_replace, lock_folder
@@ -148,6 +149,7 @@ def write(
             finite entry is beyond the range of `dtype`, or the JSON files of a library in the folder contradict the file.
     """
     slash, path, format = str(path).endswith("/"), Path(path), get(to)
+    check_can_store(format, checkpoint.config)
     # First the plan: the JSON files of a library are made only of a config that its format can store.
     conversions = plan_conversion(checkpoint, to, None if dtype is None else _parse_dtype(dtype))
     kind, metadata_remarks = choose_container(path, slash, container, format, checkpoint, shard)
