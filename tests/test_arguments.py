@@ -83,6 +83,18 @@ WRONG_CALLS: dict[str, tuple[Any, str]] = {
     "nnx": (lambda: vit_jax.nnx("vit_ti16", {}), NO_CONFIG),
     "compiler_options": (lambda: vit_jax.compiler_options("vit_ti16", 2), NO_CONFIG),
     "to_jax": (lambda: parity.to_jax({}, "vit_ti16"), NO_CONFIG),
+    "to_torch of variables": (
+        lambda: parity.to_torch({"params": vit_jax.init(CONFIG)}, CONFIG),
+        "weights have the key 'params', as variables of vit_jax: give variables['params']",
+    ),
+    "to_torch of a state dict": (
+        lambda: parity.to_torch(vit_torch.ViT(CONFIG).state_dict(), CONFIG),
+        "weights are a state dict of PyTorch, not parameters of vit_jax: parity.to_jax(weights, config) converts them",
+    ),
+    "to_jax of parameters": (
+        lambda: parity.to_jax(vit_jax.init(CONFIG), CONFIG),
+        "weights are parameters of vit_jax, not a state dict of PyTorch: parity.to_torch(weights, config) converts them",
+    ),
     "compare": (lambda: parity.compare("vit_ti16", {}), NO_CONFIG),
     "compile_forward": (lambda: vit_jax.compile_forward(CONFIG, {}, 1), NO_MODEL),
     "intermediates": (lambda: vit_jax.intermediates(CONFIG, {}, IMAGES), NO_MODEL),
