@@ -1,5 +1,6 @@
 """Read checkpoints from disk: any container and any format, validated against their config."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -379,6 +380,7 @@ def resolve_path(source: StrPath) -> Path:
     """Return the path of weights: in the cache for a name on the hub, in the folder for a run, else `source` itself.
 
     A folder with the weights of a run and those of another library is that of the library that its config.json names.
+    A leading ~ is the home folder.
 
     Raises:
         InputError: the argument is no path; or the path does not exist: the message suggests the nearest name in the same
@@ -387,7 +389,7 @@ def resolve_path(source: StrPath) -> Path:
     require_type("path is", source, str, PathLike)
     if str(source).startswith("hf://"):
         return hub.resolve(str(source))
-    path = Path(source)
+    path = Path(os.path.expanduser(source))
     if (path / WEIGHTS_FILE).is_file():
         return containers.find(path)
     if path.exists():
