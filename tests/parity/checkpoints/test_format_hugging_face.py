@@ -854,3 +854,26 @@ def test_a_config_that_the_format_cannot_store_is_refused_by_field(name, changes
     config = CONFIGS[name.partition(":")[0]].replace(**changes)
     with pytest.raises(InputError, match=words):
         get(name).layouts(config)
+
+
+OTHER_KEYS = {  # file beside the weights -> its content, a key of them, and the route that the message names
+    "config.json": (
+        {"model_type": "beit"},
+        "beit/embeddings/patch_embeddings/projection/kernel",
+        r"of transformers' Flax BEiT, .*: load them with from_flax=True in transformers 4, and save them as PyTorch's",
+    ),
+    "open_clip_config.json": (
+        {"model_cfg": {"vision_cfg": {"timm_model_name": "vit_tiny_patch16_224"}}},
+        "visual.trunk.blocks.0.norm1.weight",
+        r"its image tower is a model of timm, .*: move the weights to a folder without that file, and give --strip visual",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_KEYS)
+def test_weights_that_their_own_config_file_does_not_describe_are_named_with_a_route(tmp_path, name):
+    content, key, message = OTHER_KEYS[name]
+    save_file({key: np.ones((4, 4), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message):
+        parity.load(tmp_path)
