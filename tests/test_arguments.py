@@ -72,6 +72,10 @@ NO_PIXELS = "pixels are None: give a vit_spec.Pixels, such as config.pixels"
 
 WRONG_CALLS: dict[str, tuple[Any, str]] = {
     "rows": (lambda: vit_spec.rows("vit_ti16"), NO_CONFIG),
+    "rows of no hashable value": (
+        lambda: vit_spec.rows({}),
+        "config is a dict: give a vit_spec.ViTConfig, such as vit_spec.get('vit_b16')",
+    ),
     "count": (lambda: vit_spec.count("vit_ti16"), NO_CONFIG),
     "flops": (lambda: vit_spec.flops("vit_ti16"), NO_CONFIG),
     "memory": (lambda: vit_spec.memory("vit_ti16"), NO_CONFIG),
@@ -79,10 +83,30 @@ WRONG_CALLS: dict[str, tuple[Any, str]] = {
     "nnx": (lambda: vit_jax.nnx("vit_ti16", {}), NO_CONFIG),
     "compiler_options": (lambda: vit_jax.compiler_options("vit_ti16", 2), NO_CONFIG),
     "to_jax": (lambda: parity.to_jax({}, "vit_ti16"), NO_CONFIG),
+    "to_torch of variables": (
+        lambda: parity.to_torch({"params": vit_jax.init(CONFIG)}, CONFIG),
+        "weights have the key 'params', as variables of vit_jax: give variables['params']",
+    ),
+    "to_torch of a state dict": (
+        lambda: parity.to_torch(vit_torch.ViT(CONFIG).state_dict(), CONFIG),
+        "weights are a state dict of PyTorch, not parameters of vit_jax: parity.to_jax(weights, config) converts them",
+    ),
+    "to_jax of parameters": (
+        lambda: parity.to_jax(vit_jax.init(CONFIG), CONFIG),
+        "weights are parameters of vit_jax, not a state dict of PyTorch: parity.to_torch(weights, config) converts them",
+    ),
     "compare": (lambda: parity.compare("vit_ti16", {}), NO_CONFIG),
     "compile_forward": (lambda: vit_jax.compile_forward(CONFIG, {}, 1), NO_MODEL),
     "intermediates": (lambda: vit_jax.intermediates(CONFIG, {}, IMAGES), NO_MODEL),
     "attention_maps": (lambda: vit_jax.attention_maps(CONFIG, {}, IMAGES), NO_MODEL),
+    **{
+        f"image_size={size!r} of load in {name}": (
+            partial(load, "nowhere.pth", image_size=size),
+            f"image_size is {size!r}: give 2 numbers, such as (224, 224)",
+        )
+        for name, load in (("jax", vit_jax.load), ("torch", vit_torch.load))
+        for size in (64.0, "64")
+    },
     "image size": (lambda: vit_spec.memory(CONFIG, "1"), "image_size is '1': give 2 numbers, such as (224, 224)"),
     "batch size": (lambda: vit_jax.compiler_options(CONFIG, "2"), "batch_size is '2': give an integer"),
     "negative": (lambda: vit_jax.compiler_options(CONFIG, -5), "batch_size is -5: give a number of images"),

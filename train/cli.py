@@ -49,7 +49,7 @@ def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -
             from train.data_check import check_data
 
             request = parse_request(module, others)
-            return check_data(request.source, request.recipe, Path(table), module.rpartition(".")[2])
+            return check_data(request.source, request.recipe, Path(os.path.expanduser(table)), module.rpartition(".")[2])
         request = parse_request(module, [argument for argument in arguments if argument != "--dry-run"])
         return fit(request._replace(dry_run="--dry-run" in arguments))
 
@@ -124,10 +124,11 @@ def parse_request(module: str, arguments: Sequence[str], open_data: Callable[...
     resumed, arguments = _take_flag("--resume", arguments)
     config, rest = _take_flag("--config", arguments)
     run = _take_flag("--run", rest)[0]
+    folder = Path(os.path.expanduser(place)) if (place := resumed or run) else None
     if resumed is not None and (other := "--config" if config is not None else "--run" if run is not None else None):
         raise InputError(f"--resume {resumed} continues that run, with its recipe and folder: leave {other} out")
-    if resumed is not None or (config is None and run is not None and is_run(Path(run))):
-        name, recipe = read_run_recipe(Path(resumed or run or ""))
+    if folder and (resumed is not None or (config is None and is_run(folder))):
+        name, recipe = read_run_recipe(folder)
         recipe = _with_overrides(module, name, recipe, rest, is_of_run=True)
         source = open_source(recipe)
         command = f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip()
@@ -184,6 +185,8 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
     if given.get("model.changes") == []:
         raise InputError("--model.changes has no values: give FIELD=VALUE, such as regularisation.drop_path=0.1")
     changed = apply_flags(recipe, given)
+    if changed.run is not None:
+        changed = replace(changed, run=os.path.expanduser(changed.run))
     if changed.init_set and changed.init is None:
         raise InputError("--init-set needs --init, whose file it describes: give both, or leave it out")
     of_teacher = [name for name in given if name == "teacher_set" or name.startswith("distillation")]

@@ -44,10 +44,14 @@ class Row:
         return prod(self.shape)
 
 
-@lru_cache(maxsize=128)
 def rows(config: ViTConfig) -> dict[str, Row]:
     """Return all parameters of the model by name, in the order in which the forward pass of a pre-norm model uses them."""
-    check_config(config)
+    check_config(config)  # before the cache, which cannot look up a value without a hash
+    return _rows_by_name(config)
+
+
+@lru_cache(maxsize=128)
+def _rows_by_name(config: ViTConfig) -> dict[str, Row]:
     by_name: dict[str, Row] = {}
     for name, axes, law, decays in _rows(config):
         axis_names = tuple(axes.split())

@@ -9,6 +9,7 @@ from typing import Any
 from parity.checkpoints.assumptions import AssumptionWarning
 from parity.checkpoints.reading import StrPath, load
 from parity.checkpoints.weights import Checkpoint
+from vit_spec.config import coerce_field
 
 
 class SurgeryWarning(UserWarning):
@@ -45,6 +46,7 @@ def load_for_model(
     Raises:
         InputError: for the reasons given in `load` and in the functions of `parity.surgery`.
     """
+    size = None if image_size is None else coerce_field("image_size", image_size)
     checkpoint = load(path, format=format, given=given, strip=strip, ignore=ignore)
     if checkpoint.assumed:
         fields = ", ".join(f"{each.field}={each.value!r} ({each.why})" for each in checkpoint.assumed)
@@ -55,9 +57,8 @@ def load_for_model(
         _warn_caller(f"{path}: {overrides}", AssumptionWarning)
     config = checkpoint.config
     changes: dict[str, Any] = {}
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if size is not None and tuple(size) != config.image_size:
-        changes["image_size"] = tuple(size)
+    if size is not None and size != config.image_size:
+        changes["image_size"] = size
     if num_classes is not None and num_classes != config.num_classes:
         changes |= {"num_classes": num_classes} if num_classes else {"drop_head": True}
     if changes:

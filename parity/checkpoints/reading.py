@@ -1,5 +1,7 @@
 """Read checkpoints from disk: any container and any format, validated against their config."""
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -37,6 +39,9 @@ TABLE_NOTE = "format_table"  # our metadata entry for the table of a format that
 StrPath = str | PathLike[str]
 
 _COMPARED_ENTRIES = 1 << 20  # of two arrays at a time
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_HUB_PAGE = re.compile(rf"https?://(?:www\.)?huggingface\.co/({_HUB_NAME.pattern})", re.ASCII)
 
 _CONFIG_FIELDS = frozenset(("image_size", "patch_size", "width", "depth", "num_heads"))  # of every config of ours
 
@@ -399,6 +404,7 @@ def resolve_path(source: StrPath) -> Path:
     """Return the path of weights: in the cache for a name on the hub, in the folder for a run, else `source` itself.
 
     A folder with the weights of a run and those of another library is that of the library that its config.json names.
+    A leading ~ is the home folder.
 
     Raises:
         InputError: the argument is no path; or the path does not exist: the message suggests the nearest name in the same
@@ -407,7 +413,7 @@ def resolve_path(source: StrPath) -> Path:
     require_type("path is", source, str, PathLike)
     if str(source).startswith("hf://"):
         return hub.resolve(str(source))
-    path = Path(source)
+    path = Path(os.path.expanduser(source))
     if (path / WEIGHTS_FILE).is_file():
         return containers.find(path)
     if path.exists():
@@ -416,7 +422,10 @@ def resolve_path(source: StrPath) -> Path:
         raise InputError(f"{path} is a link to {path.readlink()}, which does not exist: correct the link")
     if str(source).startswith("timm:"):
         raise InputError(f"no file {path}: only --init and --teacher of the trainers read timm:NAME, give hf://timm/NAME")
+    if page := _HUB_PAGE.match(str(source)):
+        raise InputError(f"{source} is a page of the hub: give hf://{page[1]}")
     folder = path.parent
     names = [entry.name for entry in folder.iterdir() if entry.name[0] != "."] if folder.is_dir() else []
     hint = nearest(path.name, names) or (": check the path" if folder.is_dir() else f": there is no folder {folder}")
-    raise InputError(f"no file {path}{hint}")
+    on_hub = f"; on the hub, it is hf://{path}" if not folder.is_dir() and _HUB_NAME.fullmatch(str(path)) else ""
+    raise InputError(f"no file {path}{hint}{on_hub}")

@@ -12,6 +12,7 @@ from parity.checkpoints.arrays import FLOAT_DTYPES, as_array, shape_and_dtype
 from parity.checkpoints.assumptions import Assumption, Override
 from parity.checkpoints.columns import parameter_of
 from parity.checkpoints.formats import Format, get
+from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.preprocessing import Preprocessing
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import check_config
@@ -154,11 +155,12 @@ def check_ignored_values(format: Format, config: ViTConfig, arrays: Mapping[str,
                 )
 
 
-def as_checkpoint(weights: Tree | Checkpoint, config: ViTConfig | None, format: str) -> Checkpoint:
+def as_checkpoint(weights: Tree | Checkpoint, config: ViTConfig | None, format: Literal["torch", "jax"]) -> Checkpoint:
     """Return `weights` if they are a checkpoint, otherwise a checkpoint of them, their config and their format.
 
     Raises:
-        InputError: a checkpoint together with a config, weights without one, or a config that is no `ViTConfig`.
+        InputError: a checkpoint together with a config, weights without one, a config that is no `ViTConfig`, or the
+            weights of the other twin.
     """
     if isinstance(weights, Checkpoint):
         if config is not None:
@@ -167,4 +169,13 @@ def as_checkpoint(weights: Tree | Checkpoint, config: ViTConfig | None, format: 
     if config is None:
         raise InputError("weights alone do not say which model they belong to: give its config as the second argument")
     check_config(config)
-    return Checkpoint(config, format, flatten(weights, get(format)))
+    arrays = flatten(weights, get(format))
+    if format == "jax" and isinstance(weights.get("params"), Mapping):
+        raise InputError("weights have the key 'params', as variables of vit_jax: give variables['params']")
+    kinds = {"torch": "a state dict of PyTorch", "jax": "parameters of vit_jax"}
+    other = next(name for name in kinds if name != format)
+    keys = {name: get(name).layouts(config)[PROJECTION].key for name in kinds}
+    if keys[format] not in arrays and keys[other] in flatten(weights, get(other)):
+        instead = f"parity.to_{format}(weights, config) converts them"
+        raise InputError(f"weights are {kinds[other]}, not {kinds[format]}: {instead}")
+    return Checkpoint(config, format, arrays)

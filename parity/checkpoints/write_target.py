@@ -95,6 +95,8 @@ def check_target(path: Path, container: Container, force: bool) -> None:
     """Raise InputError if a path cannot be written to, or must not be replaced."""
     if path.name in ("", "..") or (path.is_dir() and path.samefile(".")):
         raise InputError(f"{path} is the working folder or a folder above it, and is not replaced: give another name")
+    if path.name == "-":
+        raise InputError("- would be standard output, to which no weights are written: give a file or a folder")
     if not path.parent.is_dir():
         raise InputError(f"no folder {path.parent}: create it first")
     check_old(path, container, force)

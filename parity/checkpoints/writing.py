@@ -1,6 +1,7 @@
 """Write checkpoints to disk in chunks, verify them by reading them back, and give them their name when complete."""
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints import metadata
+from parity.checkpoints.alternatives import check_can_store
 from parity.checkpoints.array_transfer import ByteCounter, ByteProgress, verify, write_arrays
 from parity.checkpoints.arrays import FLOAT_DTYPES
 from parity.checkpoints.atomic_write import atomic_replace, lock_folder
@@ -133,7 +135,7 @@ def write(
 
     Args:
         checkpoint: the checkpoint, in any format.
-        path: the file or folder.
+        path: the file or folder; a leading ~ is the home folder.
         to: the name of the format.
         force: replace an existing file or folder.
         dtype: round the parameters to this dtype; by default every bit is kept.
@@ -147,7 +149,8 @@ def write(
         InputError: the path cannot be written to, the format cannot store the config, the weights do not match it, a
             finite entry is beyond the range of `dtype`, or the JSON files of a library in the folder contradict the file.
     """
-    slash, path, format = str(path).endswith("/"), Path(path), get(to)
+    slash, path, format = str(path).endswith("/"), Path(os.path.expanduser(path)), get(to)
+    check_can_store(format, checkpoint.config)
     # First the plan: the JSON files of a library are made only of a config that its format can store.
     conversions = plan_conversion(checkpoint, to, None if dtype is None else _parse_dtype(dtype))
     kind, metadata_remarks = choose_container(path, slash, container, format, checkpoint, shard)

@@ -162,8 +162,8 @@ def _table_path(args: argparse.Namespace) -> Path | None:
     for name, value in (("--from", args.format), ("--format-file", args.format_file)):
         if value:
             raise InputError(f"{name} together with --like, which finds the format itself: leave one of them out")
-    target = Path(args.target)
-    path = Path(args.table) if args.table is not None else target.with_name(f"{target.stem}.table.txt")
+    target = Path(os.path.expanduser(args.target))
+    path = Path(os.path.expanduser(args.table)) if args.table is not None else target.with_name(f"{target.stem}.table.txt")
     if path.resolve() == target.resolve():
         raise InputError(f"--table {path} is also DST: give another name")
     check_replaceable(path)
@@ -197,8 +197,7 @@ def _surgery_operations(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of `parity.surgery.apply` that the options ask for."""
     sizes = {name: _parse_size(getattr(args, name)) for name in ("image_size", "patch_size") if getattr(args, name)}
     numbers = {name: getattr(args, name) for name in ("in_channels", "num_classes") if getattr(args, name) is not None}
-    flags = ("drop_head", "fold_class_position", "unfold_class_position", "add_key_bias", "drop_key_bias")
-    switches = {name: True for name in flags if getattr(args, name)}
+    switches = {name: True for name in surgery.FLAG_OPERATIONS if getattr(args, name)}
     modes = {"resampling": args.resampling} if args.resampling else {}
     return {**sizes, **numbers, **switches, **modes}
 

@@ -87,6 +87,7 @@ def _add_surgery_options(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="replace the classifier by a new one, initialized with seed 0",
     )
+    group.add_argument("--learn-positions", action="store_true", help="write a fixed position table as a learned one")
     fold = group.add_mutually_exclusive_group()
     fold.add_argument(
         "--fold-class-position", action="store_true", help="add the position of the class token to the token itself"

@@ -137,6 +137,22 @@ def test_a_model_with_a_folded_class_position_equals_timms_with_no_embed_class()
         assert is_equal(folded(images).numpy(), model(images))
 
 
+def test_a_model_with_a_fixed_table_equals_timms_with_the_learned_one():
+    """It is as the linear-head recipes train it: without a class token, with mean pooling."""
+    config = CONFIG.replace(
+        tokens={"class_token": False},
+        positions={"kind": "fixed", "table": "sincos_2d_big_vision"},
+        head={"pool": "mean"},
+    )
+    with peers.float64():
+        model = timm_model(class_token=False, global_pool="avg", fc_norm=False)
+        state = {key: value.detach().clone() for key, value in model.state_dict().items() if key != "pos_embed"}
+        before = Checkpoint(config, "torch", state)
+        model.load_state_dict(parity.to_torch(surgery.learn_positions(before)[0]))
+        images = noise(3, *CONFIG.image_size)
+        assert is_equal(torch_logits(before, images), model(torch.tensor(images)))
+
+
 def test_a_model_without_its_head_equals_timms_after_reset_classifier():
     with peers.float64():
         model = timm_model()

@@ -8,6 +8,8 @@ import pytest
 
 from parity.commands.run_command import BAD_INPUT
 from train import cli
+from train.loop.saved_run import best_weights
+from vit_spec import InputError
 from vit_spec.missing_packages import EXTRAS
 
 
@@ -65,3 +67,18 @@ def test_an_error_about_a_missing_package_names_the_framework_that_is_missing_to
     monkeypatch.setitem(sys.modules, "jax", None)
     assert cli.main("train.jax", pytest.fail, arguments) == BAD_INPUT
     assert capsys.readouterr().err == f"error: the {what} in the checkout\n"
+
+
+def test_a_leading_tilde_of_run_is_the_home_folder(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for arguments in (["--run", "~/new"], ["--run=~/new"]):
+        assert cli.parse_request("train.torch", arguments).recipe.run == f"{tmp_path}/new"
+    with pytest.raises(InputError, match=f"{tmp_path}/none"):
+        cli.parse_request("train.torch", ["--resume", "~/none"])
+
+
+def test_the_best_weights_of_a_run_in_the_home_folder_are_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "best.safetensors").touch()
+    assert best_weights("~") == (f"{tmp_path}/best.safetensors", "")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,10 @@ def saved_model_config(path: Path) -> ViTConfig | None:
 def best_weights(place: str) -> tuple[str, str]:
     """Return the path of a run's best weights if `place` is the folder of a run that has them, else `place` itself.
 
-    The second value is a line that says so if the run has weights and no best weights, else "".
+    The second value is a line that says so if the run has weights and no best weights, else "".  A leading ~ is the
+    home folder.
     """
+    place = os.path.expanduser(place)
     path = Path(place) / BEST_WEIGHTS
     if path.is_file():
         return str(path), ""

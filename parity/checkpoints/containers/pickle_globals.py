@@ -172,6 +172,9 @@ _SKIPPED_CLASSES = (
     "decimal.Decimal",
 )
 
+# What makes the missing entries of a defaultdict, which are none of a file.
+_FACTORIES = ("bool", "dict", "float", "int", "list", "long", "str", "unicode")
+
 COMMON_GLOBALS = allowlist(
     {
         "collections.Counter": _counter,  # in the state of MultiStepLR
@@ -195,13 +198,5 @@ COMMON_GLOBALS = allowlist(
         "torch.device": _torch_device,
     },
     classes=["argparse.Namespace"],
-    constants=[
-        "__builtin__.dict",
-        "builtins.dict",
-        "__builtin__.list",
-        "builtins.list",
-        "__builtin__.int",
-        "builtins.int",
-        "numpy.ndarray",
-    ],
+    constants=[*(f"{module}.{name}" for module in ("__builtin__", "builtins") for name in _FACTORIES), "numpy.ndarray"],
 )

@@ -203,8 +203,8 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
         if module.startswith("__torch__"):  # a module of a TorchScript archive: its code is not loaded
             return Global(full_name, is_class=True)
         if _DTYPE.fullmatch(full_name) and full_name not in _QUANTIZED:
-            what = f"{self.source} has a tensor of the dtype {full_name[:40]}, which is not read"
-            raise InputError(f"{what}: leave it out of the file, or save it in another dtype")
+            what = f"{self.source} names the dtype {full_name[:40]}, which is not read"
+            raise InputError(f"{what}: leave it and its tensors out of the file, or save them in another dtype")
         raise self.refusal(f"to call {full_name}{_QUANTIZED.get(full_name, '')}")
 
     def persistent_load(self, pid: Any) -> Any:

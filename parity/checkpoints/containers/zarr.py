@@ -111,12 +111,14 @@ def open_arrays(
         budget: limits on what opening may cost.
 
     An array without any chunk, whose writer may have left out zeros, is read as zeros, and its `is_assumed_zero` is true.
-    It is not refused, because biases and heads often begin as zeros, with any number of axes.  An array that has some of
-    its chunks raises an error when another is read, as one of any other writer does: trained weights have no chunk of
-    exact zeros beside other values.
+    It is not refused, because biases and heads often begin as zeros, with any number of axes.  But no model has only zeros
+    in all arrays of two or more axes: then their chunks are lost.  An array that has some of its chunks raises an error
+    when another is read, as one of any other writer does: trained weights have no chunk of exact zeros beside other
+    values.
 
     Raises:
-        InputError: an array is incomplete or damaged, or claims sizes that are implausible for the files on disk.
+        InputError: an array is incomplete or damaged, or claims sizes that are implausible for the files on disk; or all
+            chunks are lost.
     """
     import tensorstore as ts
 
@@ -147,6 +149,10 @@ def open_arrays(
                 statistics[key_path] = store.storage_statistics(query_not_stored=True)
     for key_path, statistic in statistics.items():
         opened[key_path].is_assumed_zero = _is_without_chunks(opened[key_path].name, statistic)
+    matrices = [array for array in opened.values() if len(array.shape) > 1 and array.nbytes]
+    if opened and all(array.is_assumed_zero for array in matrices or opened.values()):
+        axes = " of two or more axes" if matrices else ""
+        raise InputError(f"{folder} has no data of any array{axes}: its chunks are lost, so fetch or write it again")
     largest = max((array.chunk_bytes for array in opened.values()), default=0)
     context = ts.Context({"cache_pool": {"total_bytes_limit": largest + _CACHE_BYTES}})
     for array in opened.values():

@@ -108,15 +108,6 @@ def digest(array: Array) -> str:
     return hashlib.sha256(described + np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
 
 
-# Field -> the command-line flags that change it.  An error message names them if a format requires another value.
-_SURGERY_FLAGS = {
-    "positions.covers": ("--fold-class-position", "--unfold-class-position"),
-    "attention.qkv_bias": ("--add-key-bias", "--drop-key-bias"),
-    "num_classes": ("--drop-head",),
-    "image_size": ("--image-size",),
-}
-
-
 def no_fields(evidence: Evidence) -> Fields:
     """Return no fields, as for a format that reads nothing besides the tensors."""
     return {}
@@ -318,6 +309,19 @@ class Format:
         spellings = {**self.spellings, **self.variant_spellings.get(variant, {})}
         return _parse_table(self.tables[variant], tuple(spellings.items()))
 
+    def problems(self, config: ViTConfig) -> list[str]:
+        """Return why the format cannot store a config, such as "has no key for reg_token"; an empty list if it can."""
+        variant = self._variant_for(config)
+        table, declared = self.table_layouts(variant), rows(config)
+        pieces_in_table = _pieces_in_table(tuple(table))
+        missing = [f"has no key for {name}" for name in declared if not pieces_in_table.get(name)]
+        if self.definition:
+            extra = [name for name in table if parameter_of(name) not in declared and name not in self.definition.optional]
+            missing += [f"needs {name} ({self.definition.place(name)}), which the model lacks" for name in extra]
+        found = [*self._violated_constraints(config), *missing]
+        what = "" if found else self.unsupported(config, variant)
+        return [*found, *([f"cannot store {what}"] if what else [])]
+
     @lru_cache(maxsize=256)  # noqa: B019  # formats are few, and a conversion asks several times for the same layouts
     def layouts(self, config: ViTConfig) -> Column:
         """Return the layout of each parameter of a config, or the layouts of its pieces.
@@ -325,22 +329,12 @@ class Format:
         Raises:
             InputError: the format cannot store this config, or its table has a mistake.
         """
-        variant = self._variant_for(config)
-        table = self.table_layouts(variant)
-        declared, pieces_in_table = rows(config), _pieces_in_table(tuple(table))
-        names = {name: pieces_in_table.get(name, []) for name in declared}
-        missing = [f"has no key for {name}" for name, pieces in names.items() if not pieces]
-        if self.definition:
-            extra = [name for name in table if parameter_of(name) not in names and name not in self.definition.optional]
-            missing += [f"needs {name} ({self.definition.place(name)}), which the model lacks" for name in extra]
-        if problems := [*self._violated_constraints(config), *missing]:
-            flags = (flag for name, flags in _SURGERY_FLAGS.items() for flag in flags if f" {name}=" in "".join(problems))
+        if problems := self.problems(config):
             own = f", or change {self.definition.source}" if self.definition else ""
-            remedy = "".join(f", or {flag}" for flag in flags)
-            raise InputError(f"format {self.name!r} {'; '.join(problems)}: choose another format{own}{remedy}")
-        if what := self.unsupported(config, variant):
-            raise InputError(f"format {self.name!r} cannot store {what}: choose another format")
-        pieces = [Piece.parse(piece) for several in names.values() for piece in several]
+            raise InputError(f"format {self.name!r} {'; '.join(problems)}: choose another format{own}")
+        table = self.table_layouts(self._variant_for(config))
+        pieces_in_table = _pieces_in_table(tuple(table))
+        pieces = [Piece.parse(piece) for name in rows(config) for piece in pieces_in_table[name]]
         check_pieces(map(str, pieces))
         column = {str(piece): self._fitting_layout(piece, table[str(piece)], config) for piece in pieces}
         owners: dict[str, Layout] = {}

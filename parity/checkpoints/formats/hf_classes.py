@@ -95,7 +95,7 @@ def _module_around(evidence: Evidence, name: str) -> str:
     Without another module, transformers 5 writes the image towers of CLIP and SigLIP without the prefix "vision_model",
     except for weights that it has read with this prefix.
     """
-    if name in _BARE_CLASSES and not evidence.variant.endswith("-bare"):
+    if name in _BARE_CLASSES and "bare" not in evidence.variant.split("-"):  # "v4-bare" in PyTorch, "bare-gated" in Flax
         return _BARE_CLASSES[name]
     version = str(evidence.notes["config.json"].get("transformers_version", ""))
     is_tower = name in ("CLIPVisionModel", "SiglipVisionModel") and evidence.variant == "v4"

@@ -11,7 +11,13 @@ from functools import partial
 from typing import Any
 
 from parity.checkpoints.surgery.edit import Changed
-from parity.checkpoints.surgery.equivalent import add_key_bias, drop_key_bias, fold_class_position, unfold_class_position
+from parity.checkpoints.surgery.equivalent import (
+    add_key_bias,
+    drop_key_bias,
+    fold_class_position,
+    learn_positions,
+    unfold_class_position,
+)
 from parity.checkpoints.surgery.head import drop_head, new_head, select_outputs
 from parity.checkpoints.surgery.inputs import MODES, adapt_channels, resize
 from parity.checkpoints.weights import Checkpoint
@@ -26,6 +32,7 @@ __all__ = [
     "drop_head",
     "drop_key_bias",
     "fold_class_position",
+    "learn_positions",
     "new_head",
     "resize",
     "select_outputs",
@@ -36,7 +43,7 @@ SIZE_OPERATIONS = ("image_size", "patch_size", "resampling")  # `resize` does th
 VALUE_OPERATIONS: dict[str, Callable[..., Changed]] = {"in_channels": adapt_channels, "num_classes": new_head}
 FLAG_OPERATIONS: dict[str, Callable[[Checkpoint], Changed]] = {
     function.__name__: function
-    for function in (drop_head, fold_class_position, unfold_class_position, add_key_bias, drop_key_bias)
+    for function in (drop_head, learn_positions, fold_class_position, unfold_class_position, add_key_bias, drop_key_bias)
 }
 
 
@@ -46,8 +53,8 @@ def apply(checkpoint: Checkpoint, operations: Mapping[str, Any]) -> tuple[Checkp
     Args:
         checkpoint: the checkpoint, which is not changed.
         operations: image_size, patch_size, resampling, in_channels and num_classes with their values; drop_head,
-            fold_class_position, unfold_class_position, add_key_bias and drop_key_bias with True.  The operations are
-            applied in this order, whatever the order of the mapping.
+            learn_positions, fold_class_position, unfold_class_position, add_key_bias and drop_key_bias with True.  The
+            operations are applied in this order, whatever the order of the mapping.
 
     Raises:
         InputError: an operation is unknown or cannot be applied.

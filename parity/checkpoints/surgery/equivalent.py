@@ -1,4 +1,4 @@
-"""Operations that change parameters and not the function, for formats that require them: prefix positions, key bias."""
+"""Operations that change parameters and not the function, for formats that require them: positions, key bias."""
 
 from typing import Literal
 
@@ -6,12 +6,34 @@ import numpy as np
 
 from parity.checkpoints.arrays import round_to
 from parity.checkpoints.conversion import parameter
+from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.surgery.edit import Changed, apply_changes, to_float64
 from parity.checkpoints.weights import Checkpoint, validate
 from vit_spec import InputError, ViTConfig, rows
+from vit_spec.tables import position_table
 
 TABLE = "pos_embed"
 BIAS, Q_BIAS, V_BIAS = "blocks.attn.qkv.bias", "blocks.attn.q_bias", "blocks.attn.v_bias"
+
+
+def learn_positions(checkpoint: Checkpoint) -> Changed:
+    """Write the fixed position table as a learned one, rounded to the dtype of the patch projection.
+
+    The function stays the same up to this rounding, for images of the config's size.  For images of another size a fixed
+    table is computed anew, and a learned one is resampled.
+
+    Raises:
+        InputError: the position table is not fixed.
+    """
+    before = checkpoint.config
+    if before.positions.kind != "fixed":
+        raise InputError(f"positions.kind is {before.positions.kind!r}: only a fixed table can be written as a learned one")
+    [exact] = position_table(before, before.grid)
+    table = round_to(exact, validate(checkpoint)[PROJECTION])
+    error = float(np.abs(to_float64(table) - exact).max())
+    rounded = f"rounded to {table.dtype}, by at most {error:.2g}"
+    done = f"{TABLE}: the fixed table {before.positions.table!r}, now learned; {rounded}"
+    return apply_changes(checkpoint, before.replace(positions={"kind": "learned"}), {TABLE: table}, ()), done
 
 
 def fold_class_position(checkpoint: Checkpoint) -> Changed:

@@ -314,7 +314,7 @@ def test_ignored_layers_that_may_follow_the_backbone_are_an_assumption(tmp_path:
 
 def test_a_new_head_or_image_size_causes_a_warning(folder: Path) -> None:
     with pytest.warns(parity.SurgeryWarning) as caught:
-        model = vit_torch.load(folder, num_classes=3, image_size=64)
+        model = vit_torch.load(folder, num_classes=3, image_size=np.int64(64))
     assert [str(each.message).partition(": ")[2].split()[0] for each in caught] == ["image_size", "num_classes"]
     assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
     with pytest.warns(parity.SurgeryWarning, match="num_classes 7 -> 0"):

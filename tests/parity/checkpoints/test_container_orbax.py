@@ -359,6 +359,17 @@ def test_without_a_statement_about_zeros_an_array_without_chunks_is_assumed_to_b
     assert np.asarray(arrays["a", "int32"]).tolist() == ARRAYS["a", "int32"].tolist()
 
 
+@pytest.mark.parametrize("written_checkpoint", ["zarr", "ocdbt"], indirect=True)
+@pytest.mark.parametrize("least_axes", [0, 2])
+def test_a_checkpoint_whose_arrays_or_matrices_all_lack_their_chunks_is_refused(written_checkpoint, least_axes, tmp_path):
+    path = shutil.copytree(written_checkpoint, tmp_path / "c")
+    say_nothing_about_zeros(path)
+    for array in CONTAINER.open(path).arrays.values():
+        if len(array.shape) >= least_axes:
+            delete_chunks(array)
+    assert "has no data of any array of two or more axes: its chunks are lost, so fetch or write it" in error_message(path)
+
+
 def test_without_a_statement_about_zeros_an_array_that_lacks_some_chunks_is_refused(tmp_path):
     path = write_orbax(tmp_path, shape=(4,))
     say_nothing_about_zeros(path)

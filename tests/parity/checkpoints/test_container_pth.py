@@ -253,6 +253,10 @@ CALLS = {
     "a tuple of pairs": (Call(collections.OrderedDict, tuple(map(tuple, TWO_TENSORS))), "ab"),
     "a dictionary": (Call(collections.OrderedDict, dict(TWO_TENSORS)), "ab"),
     "a defaultdict": (Call(collections.defaultdict, None, dict(TWO_TENSORS)), "ab"),
+    **{
+        f"a defaultdict of {factory.__name__}": (collections.defaultdict(factory, TWO_TENSORS), "ab")
+        for factory in (int, float, bool, str, complex)
+    },
     "a deque": (Call(collections.deque, [tensor for _, tensor in TWO_TENSORS]), "01"),
 }
 
@@ -283,10 +287,11 @@ def test_arguments_that_are_not_the_entries_of_a_dictionary_are_refused(tmp_path
     assert what in error_message(tmp_path / "a.pth")
 
 
+@pytest.mark.parametrize("make", [lambda dtype: torch.empty(2, dtype=dtype), lambda dtype: dtype], ids=["tensor", "dtype"])
 @pytest.mark.parametrize("name", ["bits8", "float4_e2m1fn_x2"])
-def test_a_dtype_that_is_not_read_is_named_and_not_called_code(tmp_path, name):
-    torch.save({"w": torch.empty(2, dtype=getattr(torch, name))}, tmp_path / "a.pth")
-    assert f"has a tensor of the dtype torch.{name}, which is not read: leave it out" in error_message(tmp_path / "a.pth")
+def test_a_dtype_that_is_not_read_is_named_and_not_called_code(tmp_path, name, make):
+    torch.save({"w": make(getattr(torch, name))}, tmp_path / "a.pth")
+    assert f"names the dtype torch.{name}, which is not read: leave it and" in error_message(tmp_path / "a.pth")
 
 
 ARRAY_STATES = {

@@ -42,6 +42,13 @@ def source(tmp_path_factory):
     return path
 
 
+def test_standard_output_is_no_destination(source, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", str(source), "-", "--to", "hf-vit"]) == 2
+    assert "- would be standard output, to which no weights are written: give a file" in capsys.readouterr().err
+    assert os.listdir() == []
+
+
 @pytest.mark.parametrize("name", [".", "./", "..", "../work"])
 def test_the_working_folder_is_not_replaced(name, source, tmp_path, monkeypatch, capsys):
     (tmp_path / "work").mkdir()

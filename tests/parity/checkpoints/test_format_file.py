@@ -296,7 +296,7 @@ def test_a_parameter_that_may_be_absent_is_left_out(tmp_path: Path, table: Path)
     [
         (
             {"norms": {"eps": 1e-6}},
-            r"cannot store norms\.eps=1e-06, only 1e-05: choose another format, or change \S+lab\.txt",
+            r"cannot store norms\.eps=1e-06, only 1e-05: choose another format \(timm, .*\), or change \S+lab\.txt",
         ),
         ({"tokens": {"registers": 2}}, r"has no key for reg_token"),
         ({"attention": {"qkv_bias": "none"}}, r"needs blocks\.attn\.qkv\.bias \(\S+lab\.txt:18\), which the model lacks"),

@@ -632,19 +632,35 @@ def test_a_layer_that_the_librarys_class_does_not_have_is_an_assumption(tmp_path
     assert part in {each.field for each in parity.load(path).assumed}
 
 
-@pytest.mark.parametrize(
-    ("name", "more"), [("ViTModel", {"intermediate_size": 24}), ("Dinov2Model", {"hidden_size": 12, "mlp_ratio": 2})]
-)
-def test_a_module_around_a_class_without_a_prefix_is_an_assumption(tmp_path, name, more):
+BARE_CLASSES = {  # class -> its fields of config.json, and the variants of its format with a module around it, and without
+    "ViTModel": ({"intermediate_size": 24}, "hf-vit:v4", "hf-vit:v4-bare"),
+    "Dinov2Model": ({"mlp_ratio": 2}, "hf-dinov2:v4", "hf-dinov2:v4-bare"),
+    "FlaxViTModel": ({"intermediate_size": 24}, "hf-flax:classifier", "hf-flax:bare"),
+    "FlaxDinov2Model": ({"mlp_ratio": 2}, "hf-flax-dinov2:classifier", "hf-flax-dinov2:bare"),
+    "FlaxDinov2Model with a gate": (
+        {"mlp_ratio": 2, "use_swiglu_ffn": True},
+        "hf-flax-dinov2:classifier-gated",
+        "hf-flax-dinov2:bare-gated",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BARE_CLASSES)
+def test_a_module_around_a_class_without_a_prefix_is_an_assumption(tmp_path, case):
     """The keys of the class itself do not begin with vit or dinov2."""
-    kind = name.removesuffix("Model").lower()
-    config = CONFIGS[f"hf-{kind}"].replace(num_classes=0, head={"pool": "token"})
-    for variant, named in (("v4", True), ("v4-bare", False)):
-        path = file_without_metadata(tmp_path, config, f"hf-{kind}:{variant}")
-        fields = {"architectures": [name], "image_size": 12, "patch_size": 4, "num_attention_heads": 3, **more}
-        write_config_json(tmp_path, model_type=kind, **fields)
-        found = {each.field for each in parity.load(path).assumed}
-        assert ({"code around the model", "further operations"} <= found) == named
+    more, around, alone = BARE_CLASSES[case]
+    name = case.split()[0]
+    kind = name.removeprefix("Flax").removesuffix("Model").lower()
+    config = CONFIGS[f"hf-{kind}"].replace(num_classes=0, head={"pool": "token"}, image_size=(12, 12), patch_size=(4, 4))
+    if "use_swiglu_ffn" in more:
+        config = config.replace(mlp={"activation": "swiglu"}, mlp_dim=16)
+    fields = {"image_size": 12, "patch_size": 4, "hidden_size": 12, "num_attention_heads": 3, **more}
+    for format, named in ((around, True), (alone, False)):
+        path = file_without_metadata(tmp_path, config, format)
+        write_config_json(tmp_path, model_type=kind, architectures=[name], **fields)
+        found = parity.load(path)
+        assert found.format == format
+        assert ({"code around the model", "further operations"} <= {each.field for each in found.assumed}) == named
 
 
 def test_a_class_with_a_classifier_that_the_weights_lack_is_refused(tmp_path):
@@ -838,3 +854,26 @@ def test_a_config_that_the_format_cannot_store_is_refused_by_field(name, changes
     config = CONFIGS[name.partition(":")[0]].replace(**changes)
     with pytest.raises(InputError, match=words):
         get(name).layouts(config)
+
+
+OTHER_KEYS = {  # file beside the weights -> its content, a key of them, and the route that the message names
+    "config.json": (
+        {"model_type": "beit"},
+        "beit/embeddings/patch_embeddings/projection/kernel",
+        r"of transformers' Flax BEiT, .*: load them with from_flax=True in transformers 4, and save them as PyTorch's",
+    ),
+    "open_clip_config.json": (
+        {"model_cfg": {"vision_cfg": {"timm_model_name": "vit_tiny_patch16_224"}}},
+        "visual.trunk.blocks.0.norm1.weight",
+        r"its image tower is a model of timm, .*: move the weights to a folder without that file, and give --strip visual",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_KEYS)
+def test_weights_that_their_own_config_file_does_not_describe_are_named_with_a_route(tmp_path, name):
+    content, key, message = OTHER_KEYS[name]
+    save_file({key: np.ones((4, 4), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message):
+        parity.load(tmp_path)

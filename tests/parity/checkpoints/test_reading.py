@@ -48,6 +48,15 @@ def saved(tmp_path):
     return path
 
 
+def test_a_leading_tilde_is_the_home_folder(tmp_path, monkeypatch, saved):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    parity.save("~/a.safetensors", random_arrays(), TINY, "torch")
+    parity.convert("~/vit.safetensors", "~/timm/", "timm")
+    assert parity.load("~/a.safetensors").arrays.keys() == parity.load(saved).arrays.keys()
+    assert (tmp_path / "timm" / "config.json").is_file() and not (tmp_path / "~").exists()
+
+
 def header(path):
     """Return the parsed header of a safetensors file."""
     data = path.read_bytes()

@@ -13,7 +13,7 @@ import pytest
 import parity
 import vit_spec
 from parity.checkpoints import conversion, formats, surgery
-from parity.checkpoints.arrays import find_overflow, round_to
+from parity.checkpoints.arrays import FLOAT_DTYPES, find_overflow, round_to
 from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.containers.container import File
 from parity.checkpoints.conversion import converted_arrays, parameter
@@ -23,9 +23,11 @@ from tests.peers.proof import jax_logits, relrms, torch_logits
 from tests.twins import perturbed_params, random_images
 from vit_spec import InputError, ViTConfig, resample, rows
 from vit_spec.initialisation import TRUNCATED_STD
+from vit_spec.tables import position_table
 
 TINY = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, num_heads=2, mlp_dim=24, num_classes=5)
 REGISTERS = TINY.replace(tokens={"registers": 2})
+FIXED_TABLE = {"positions": {"kind": "fixed", "table": "sincos_2d_mae"}}
 DISTILLED = TINY.replace(tokens={"distillation": True})
 TOLERANCE = 1e-12  # for the same function in float64; see docs/reference/tolerances.md
 TWINS = {"torch": torch_logits, "jax": jax_logits}
@@ -376,6 +378,28 @@ FOLDED = {
 }
 
 
+@pytest.mark.parametrize("table", ["sincos_1d", "sincos_2d_mae"])
+@pytest.mark.parametrize("covers", ["all", "none"])
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_fixed_table_written_as_a_learned_one_keeps_the_function(table, covers, twin):
+    config = TINY.replace(positions={"kind": "fixed", "table": table, "covers": covers})
+    before = weights(config)
+    after, line = surgery.learn_positions(before)
+    assert after.config == config.replace(positions={"kind": "learned"})
+    assert unchanged_parameters(before, after) == set(rows(config))
+    assert same_function(before, after, images(config), twin=TWINS[twin]) and "rounded to float64, by at most 0" in line
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_fixed_table_is_rounded_to_the_dtype_of_the_weights(dtype):
+    before = weights(TINY.replace(**FIXED_TABLE), dtype=FLOAT_DTYPES[dtype])
+    after, line = surgery.learn_positions(before)
+    [exact] = position_table(before.config, before.config.grid)
+    found = parameter(after, "pos_embed")
+    assert found.dtype == FLOAT_DTYPES[dtype] and np.array_equal(found, exact.astype(FLOAT_DTYPES[dtype]))
+    assert line.endswith(f"rounded to {dtype}, by at most {np.abs(found.astype(np.float64) - exact).max():.2g}")
+
+
 @pytest.mark.parametrize(("config", "tokens"), FOLDED.values(), ids=FOLDED)
 def test_folding_positions_keeps_the_function(config, tokens):
     before = weights(config)
@@ -477,6 +501,7 @@ OPERATIONS = {
     "new head": (TINY, {"num_classes": 3}, set()),
     "fold": (TINY, {"fold_class_position": True}, {"pos_embed", "cls_token"}),
     "unfold": (TINY.replace(positions={"covers": "none"}), {"unfold_class_position": True}, {"pos_embed"}),
+    "learn positions": (TINY.replace(**FIXED_TABLE), {"learn_positions": True}, set()),
     "add bias": (TINY.replace(attention={"qkv_bias": "none"}), {"add_key_bias": True}, set()),
     "drop bias": (TINY, {"drop_key_bias": True}, {"blocks.attn.qkv.bias"}),
 }
@@ -563,7 +588,6 @@ def test_no_operation_changes_nothing():
 
 
 NO_PREFIX_ROWS = {"positions": {"covers": "none"}}
-FIXED_TABLE = {"positions": {"kind": "fixed", "table": "sincos_2d_mae"}}
 REFUSED = [
     ({}, {"image_size": (9, 12)}, "image size 9x12 is not a multiple of the patch size 4x4: resize images to 8x12"),
     ({}, {"patch_size": 5}, "image size 8x12 is not a multiple of the patch size 5x5"),
@@ -581,6 +605,7 @@ REFUSED = [
         "pos_embed has rows for patches only, positions.covers='none': nothing to fold",
     ),
     (FIXED_TABLE, {"fold_class_position": True}, "positions.kind is 'fixed': only a learned table has rows to fold"),
+    ({}, {"learn_positions": True}, "positions.kind is 'learned': only a fixed table can be written as a learned one"),
     ({}, {"unfold_class_position": True}, "pos_embed has rows for 1 of 1 prefix tokens: covers='all' adds none"),
     ({"positions": {"kind": "none"}}, {"unfold_class_position": True}, "positions.kind is 'none'"),
     ({}, {"add_key_bias": True}, "keys have a bias already"),

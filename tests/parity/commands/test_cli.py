@@ -331,6 +331,8 @@ def test_help_names_every_command():
         ("inspect a --colour", "unrecognized arguments: --colour"),
         ("inspect nowhere/a", "no file nowhere/a: there is no folder nowhere"),
         ("check nowhere/a", "no file nowhere/a"),
+        ("inspect timm/vit_tiny", "no file timm/vit_tiny: there is no folder timm; on the hub, it is hf://timm/vit_tiny"),
+        ("inspect https://huggingface.co/timm/vit_tiny/tree/main", "a page of the hub: give hf://timm/vit_tiny"),
         ("inspect a --set eps", "--set 'eps' sets nothing: write it as norms.eps=1e-5"),
         ("inspect a --set norms.esp=1", "--set norms.esp is not a field of the config; did you mean 'norms.eps'?"),
         ("inspect a --set covers=1 --set table=0", "no file a"),
