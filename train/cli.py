@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from parity.commands.parser import Parser
 from parity.failed_imports import one_line_import_errors
-from parity.terminal import checked_stdout, print_error
+from parity.terminal import checked_stdout, print_error, print_note
 from train.loop.request import Request
 from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
 from train.recipes.fields import FieldError
@@ -35,6 +35,7 @@ EXTRAS = dict.fromkeys(("jax", "jaxlib", "flax", "optax", "chex", "orbax"), "jax
 FAILED = 1  # the exit status of Python for an exception that nothing catches
 BAD_INPUT = 2
 INTERRUPTED = 130  # the exit status that shells give a program ended by Ctrl-C
+DEFAULT_RECIPE = "vit_s16"
 DIGITS = DataInfo(images=1438, channels=1, size=(8, 8))  # the default data set
 
 
@@ -173,7 +174,13 @@ def parse_request(module: str, arguments: Sequence[str], open_data: Callable[...
         source = (open_data or open_dataset)(recipe.data, recipe.held_out)
         command = f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip()
         return Request(name, recipe, source, command, may_change=resumed is not None)
-    name = "vit_s16" if config is None else config
+    name = DEFAULT_RECIPE if config is None else config
+    if config is None and run is not None and not (Path(run) / "config.json").exists():
+        # As typed to resume: the run's folder may have been moved.
+        print_note(
+            f"{run} holds no run (there is no config.json of one): this is a new run of {name}, the default recipe; "
+            "--config NAME selects another"
+        )
     if name not in RECIPES:
         hint = nearest(name, RECIPES)
         raise InputError(f"unknown recipe {name!r}{hint}; --list lists all of them")

@@ -25,6 +25,7 @@ from train.loop.run_folder import RunFolder
 from train.loop.saved_run import CHECKPOINTS
 from train.loop.schedule import Schedule
 from train.loop.weight_files import WeightFiles
+from train.loop.write_files import folder_gone_error
 from train.recipes import Recipe, Task
 from train.recipes.fields import format_value
 from vit_spec import InputError
@@ -340,6 +341,8 @@ class Loop:
             return
         is_first = self._saved_step < 0
         self._saved_step = self.done  # before writing: a write that fails is not tried twice
+        if gone := folder_gone_error(self.run.path):  # Orbax would make the folder again
+            raise gone
         state = LoopState(
             run_id=self.run.id,
             last=self.last,

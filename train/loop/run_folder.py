@@ -233,7 +233,7 @@ class RunFolder:
             if self._wandb is not None:
                 self._wandb.finish()
             if self._events is not None:
-                with convert_write_errors(self.path):
+                with convert_write_errors(self.path, self.path):
                     self._events.close()
         finally:
             if self._is_main:
@@ -263,7 +263,7 @@ class RunFolder:
             InputError: the mark cannot be written.
         """
         if self._is_main:
-            with convert_write_errors(self.path / UNFINISHED_FILE):
+            with convert_write_errors(self.path / UNFINISHED_FILE, self.path):
                 (self.path / UNFINISHED_FILE).touch()
 
     def mark_first_checkpoint_finished(self) -> None:
@@ -273,7 +273,7 @@ class RunFolder:
             InputError: the mark cannot be removed.
         """
         if self._is_main:
-            with convert_write_errors(self.path / UNFINISHED_FILE):
+            with convert_write_errors(self.path / UNFINISHED_FILE, self.path):
                 (self.path / UNFINISHED_FILE).unlink(missing_ok=True)
 
     def resume_at(self, step: int, seconds: float, *, is_evaluated: bool) -> None:
@@ -294,7 +294,7 @@ class RunFolder:
         self._write_files()
         _write_text(metrics, "".join(json_line(record) for record in self.records))
         if self._tensorboard:
-            with convert_write_errors(self.path):
+            with convert_write_errors(self.path, self.path):
                 self._events = EventWriter(self.path, after=step)
         if self._project:
             import wandb
@@ -320,7 +320,7 @@ class RunFolder:
         names = (path.with_name(f"{path.stem}-unverified{number}{path.suffix}") for number in numbers)
         new = next(name for name in names if not os.path.lexists(name))
         if self._is_main:
-            with convert_write_errors(path):
+            with convert_write_errors(path, self.path):
                 path.rename(new)
         return new
 
@@ -335,11 +335,11 @@ class RunFolder:
         if not self._is_main:
             return
         file = self.path / "metrics.jsonl"
-        with convert_write_errors(file), file.open("a") as lines:
+        with convert_write_errors(file, self.path), file.open("a") as lines:
             lines.write(json_line(record))
         scalars = {f"{set_name}/{name}": value for name, value in metrics.items()}
         if self._events is not None:
-            with convert_write_errors(self.path):
+            with convert_write_errors(self.path, self.path):
                 self._events.add_scalars(step, scalars)
         if self._wandb is not None:
             self._wandb.log(scalars, step=step)
@@ -352,7 +352,7 @@ class RunFolder:
     def log_image(self, name: str, step: int, pixels: NDArray[np.uint8]) -> None:
         """Write a picture, (H, W, 3) uint8, to TensorBoard."""
         assert self._events is not None
-        with convert_write_errors(self.path):
+        with convert_write_errors(self.path, self.path):
             self._events.add_image(step, name, pixels)
 
 

@@ -225,7 +225,7 @@ def _fit(prepared: PreparedRun, loop: Loop, console: Console) -> int:
     def draw() -> None:
         if run.records and loop.engine.is_main:
             title = run_tables.run_title(request.name, request.recipe, prepared.config)
-            with convert_write_errors(run.path / "curves.png"):
+            with convert_write_errors(run.path / "curves.png", run.path):
                 curves.draw_curves(run.path / "curves.png", run.records, prepared.task, title)
 
     try:

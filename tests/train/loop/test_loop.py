@@ -511,6 +511,17 @@ def test_a_run_resumes_with_its_own_recipe(small_run: Path, capsys: pytest.Captu
     assert records(small_run) == before and config_of(small_run) == saved and "lineage" not in saved
 
 
+def test_a_folder_without_a_run_begins_with_a_line_about_the_default_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model.changes", "depth=1", "width=16", "num_heads=1", "mlp_dim=16", "--epochs", "1steps"]
+    assert command(*flags, "--run", tmp_path / "run", "--dry-run") == 0
+    line = f"{tmp_path / 'run'} holds no run (there is no config.json of one): this is a new run of vit_s16, the default"
+    assert capsys.readouterr().err.startswith(line)
+    assert command(*flags, "--config", "vit_s16", "--run", tmp_path / "run", "--dry-run") == 0
+    assert "holds no run" not in capsys.readouterr().err
+
+
 def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--resume", small_run, "--epochs", "8steps", "--augment.mixup", "0.3") == 0
     line = "changed        epochs from 4steps to 8steps at step 4; augment.mixup from 0 to 0.3 at step 4\n"
@@ -850,15 +861,59 @@ def test_after_a_failed_write_of_weights_a_resumed_run_ends_as_an_uninterrupted_
     assert records(tmp_path / "failed") == records(finished)
 
 
-def test_a_write_into_a_run_whose_folder_is_gone_says_what_the_same_command_does(tmp_path: Path) -> None:
-    gone = "the run's folder is gone; put it back to resume, or give the same command to start again from step 0"
+@pytest.mark.parametrize("remade", [False, True])
+def test_a_write_into_a_run_whose_folder_is_gone_says_to_put_it_back(remade: bool, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    if remade:
+        (run / "checkpoints").mkdir(parents=True)
+    remove = f"remove what is now at {run}, " if remade else ""
+    gone = f"{run} is gone (it has no config.json): {remove}put the run's folder back, then give the same --run to resume"
+    for error in (FileNotFoundError(errno.ENOENT, "No such file or directory"), InputError("no folder: create it first")):
+        with pytest.raises(InputError) as found, convert_write_errors(run / "metrics.jsonl", run):
+            raise error
+        assert str(found.value) == f"the run's folder {gone}"
+    written = CheckpointFolder(run / "checkpoints", "train.torch").write_error(IndexError("list index out of range"))
+    assert str(written) == f"the run's folder {gone}"
+
+
+def test_a_write_that_fails_in_a_run_whose_folder_is_there_gives_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
     missing = FileNotFoundError(errno.ENOENT, "No such file or directory")
-    for run, of_file, of_checkpoint in ((tmp_path / "gone", gone, gone), (tmp_path, "correct that", "make room there")):
-        with pytest.raises(InputError) as found, convert_write_errors(run / "metrics.jsonl"):
+    with pytest.raises(InputError, match=r"metrics.jsonl \(No such file or directory\): correct that"):
+        with convert_write_errors(tmp_path / "metrics.jsonl", tmp_path):
             raise missing
-        assert f"metrics.jsonl (No such file or directory): {of_file}" in str(found.value)
-        error = CheckpointFolder(run / "checkpoints", "train.torch").write_error(missing)
-        assert f"checkpoints (No such file or directory): {of_checkpoint}" in str(error)
+    error = CheckpointFolder(tmp_path / "checkpoints", "train.torch").write_error(missing)
+    assert "checkpoints (No such file or directory): make room there" in str(error)
+
+
+def test_a_full_disk_at_the_first_file_of_a_run_is_not_a_folder_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"data.json \(No space left on device\): make room there"):
+        with convert_write_errors(tmp_path / "data.json", tmp_path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Moving(FakeEngine):
+    """An engine whose run's folder is moved away during the step before a checkpoint; it makes the folder again."""
+
+    def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
+        super().__init__(config, recipe, **options)
+        self.run, self.step_number = options["folder"].parent, 0
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        self.step_number += 1
+        if self.step_number == 3:
+            self.run.rename(f"{self.run}-moved")
+        return super().step(batch)
+
+
+def test_a_run_whose_folder_is_moved_writes_no_checkpoint_elsewhere(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipe = replace(RECIPE, run=str(run), eval_every="6steps")
+    with pytest.raises(InputError, match=r"is gone .*put the run's folder back, then give the same --run to resume$"):
+        run_training(recipe, Moving)
+    assert not run.exists()
+    Path(f"{run}-moved").rename(run)
+    assert run_training(recipe) == 0
 
 
 @pytest.mark.parametrize("change", ["removed", "of another step"])
