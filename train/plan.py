@@ -28,8 +28,8 @@ from train.loop.teacher_weights import load_teacher
 from train.mesh import AXES, AxisSizes, axis_sizes, images_per_device, replication_note
 from train.recipes import IMAGENET, Recipe
 from train.recipes.param_groups import lr_multipliers
-from train.step_cost import MemoryEstimate, Step
-from vit_spec import InputError, ViTConfig, count, flops, nearest
+from train.step_cost import MemoryEstimate, Step, flops_per_image
+from vit_spec import InputError, ViTConfig, count, nearest
 
 GIB = 1 << 30
 UNITS = {"T": 1e12, "P": 1e15}
@@ -136,8 +136,8 @@ def with_teacher(estimate_memory: Estimator, teacher: ViTConfig) -> Estimator:
         hidden = teacher.mlp_dim * (2 if teacher.mlp.is_gated else 1)
         held = (teacher.num_prefix + step.patches) * (5 * teacher.width + 2 * hidden)
         memory = 4 * count(teacher) + step.images * (step.compute_bytes * held + 2 * 4 * step.image_bytes)
-        forward = recipe.batch_size * sizes["tensor"] * flops(teacher)
-        return replace(found, memory=found.memory | {"teacher": memory}, flops=found.flops + forward)
+        step_flops = recipe.batch_size * flops_per_image(config, teacher, teacher_copies=sizes["tensor"])
+        return replace(found, memory=found.memory | {"teacher": memory}, flops=step_flops)
 
     return estimate
 

@@ -192,7 +192,9 @@ class Loop:
         for step, batch in enumerate(batches, first_step):
             if self._profile.begins_at(step + 1):
                 self._finish_steps(delay=0)
-            self._profile.begin(step + 1)
+                self._profile.begin()
+                if step > first_step:  # the first step compiles: the throughput is measured from its end
+                    self.display.restart_throughput(self.done)
             self._pending.append((step, batch, self.engine.step(batch)))
             if self.run.has_tensorboard and step in (0, self.schedule.total - 1):
                 shown = training_images(batch, self.recipe.augment.repeats)[:MAX_IMAGES]
@@ -201,10 +203,11 @@ class Loop:
             # seen after the next step.
             stopping = self.stop.requested or signal.SIGTERM * self.engine.should_stop()
             is_eval_step, is_save_step = step + 1 in self.schedule.eval_steps, step + 1 in self.schedule.save_steps
-            # The first step compiles: the throughput is measured from its end.
             is_awaited = stopping or step == first_step or is_eval_step or is_save_step or self._profile.ends_at(step + 1)
             self._finish_steps(delay=0 if is_awaited else METRICS_DELAY)
-            self._profile.end(step + 1)
+            if self._profile.ends_at(step + 1):
+                self._profile.close()
+                self.display.restart_throughput(self.done)
             self._is_evaluated = is_eval_step and not stopping and self._evaluate()
             if is_eval_step and not self._is_evaluated:
                 stopping = stopping or self.stop.requested  # the signal that cut the evaluation short

@@ -34,8 +34,8 @@ from train.loop.teacher import Teacher
 from train.loop.teacher_weights import load_teacher
 from train.loop.write_files import convert_write_errors
 from train.recipes import Recipe, Task, model_config
+from train.step_cost import flops_per_image
 from vit_spec import InputError, ViTConfig
-from vit_spec.cost import training_flops
 
 # Appended to the error about a damaged image
 CORRUPT_ADVICE = "; or skip damaged images with --corrupt skip; --compare-data none resumes with replaced images"
@@ -181,7 +181,8 @@ def _mfu_per_image(prepared: PreparedRun, engine: Engine) -> float | None:
     """
     if engine.peak_flops is None or prepared.request.recipe.optimizer.freeze:
         return None
-    return 3 * training_flops(prepared.config) / engine.peak_flops
+    teacher = prepared.teacher.checkpoint.config if prepared.teacher else None
+    return flops_per_image(prepared.config, teacher) / engine.peak_flops
 
 
 def _make_loaders(prepared: PreparedRun, engine: Engine, workers: int) -> tuple[DataLoader, DataLoader]:

@@ -22,6 +22,7 @@ pytest.importorskip("grain")
 pytest.importorskip("sklearn")
 
 import parity
+import vit_spec
 from parity.comparison.reproducible_init import weights
 from tests import ROOT
 from train.cli import main
@@ -292,6 +293,7 @@ def test_a_newer_checkpoint_of_another_run_is_named_as_such(tmp_path: Path) -> N
 class Steady(FakeEngine):
     """An engine whose steps take 100 ms of a clock after a first one of 5 s, and whose evaluations take 1 s.
 
+    The start of a profile takes 3 s, and its end too.
     A synchronous step has ended when `step` returns.  Otherwise, reading its metrics waits for its end.
     """
 
@@ -313,6 +315,9 @@ class Steady(FakeEngine):
         Steady.now += 1.0
         return super().evaluate(batch, raw=raw)
 
+    def profile(self, folder: Path | None) -> None:
+        Steady.now += 3.0
+
 
 class Late:
     """A metric that is known when the clock of `Steady` has reached a time."""
@@ -326,10 +331,13 @@ class Late:
 
 
 @pytest.mark.parametrize("is_synchronous", [True, False])
-@pytest.mark.parametrize(("steps", "eval_every"), [(5, 2), (30, 15)])
+@pytest.mark.parametrize(
+    ("steps", "eval_every", "profile"), [(5, 2, None), (30, 15, None), (9, 9, (1, 2)), (9, 9, (3, 5)), (9, 9, (4, 8))]
+)
 def test_the_throughput_is_true_whether_or_not_steps_are_asynchronous(
     steps: int,
     eval_every: int,
+    profile: tuple[int, int] | None,
     is_synchronous: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -340,6 +348,7 @@ def test_the_throughput_is_true_whether_or_not_steps_are_asynchronous(
     monkeypatch.setattr("train.loop.progress.time", SimpleNamespace(monotonic=lambda: Steady.now))
     epochs, every = f"{steps}steps", f"{eval_every}steps"
     recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs=epochs, eval_every=every, save_every=epochs, batch_size=32)
+    recipe = replace(recipe, profile=profile)
     assert run_training(recipe, Steady) == 0
     rates = [int(rate) for rate in re.findall(r" (\d+) images/s", capsys.readouterr().out)]
     assert len(rates) == -(-steps // eval_every)
@@ -358,6 +367,25 @@ def test_the_share_of_peak_counts_the_tokens_that_patch_dropout_keeps(
     monkeypatch.setattr("train.loop.progress.time", SimpleNamespace(monotonic=lambda: Steady.now))
     model = replace(RECIPE.model, changes=(*RECIPE.model.changes, "regularisation.patch_drop=0.5"))
     assert run_training(replace(RECIPE, run=str(tmp_path / "run"), model=model), HalfOfPeak) == 0
+    assert re.findall(r"(\S+) images/s  (\S+) of peak", capsys.readouterr().out) == [("640", "50%")] * 2
+
+
+def test_the_share_of_peak_counts_the_forward_pass_of_the_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = vit_spec.get("vit_ti16", image_size=8, patch_size=2, in_channels=1, depth=4, num_classes=10)
+    parity.write(weights(teacher, 0), tmp_path / "teacher.safetensors", "jax")
+
+    class HalfOfPeak(Steady):
+        def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
+            super().__init__(config, recipe, **options)
+            assert vit_spec.flops(teacher) > 100 * training_flops(config)
+            self.peak_flops = 2 * 640 * (3 * training_flops(config) + vit_spec.flops(teacher))
+
+    monkeypatch.setattr(Steady, "now", 0.0)
+    monkeypatch.setattr("train.loop.progress.time", SimpleNamespace(monotonic=lambda: Steady.now))
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), teacher=str(tmp_path / "teacher.safetensors"))
+    assert run_training(recipe, HalfOfPeak) == 0
     assert re.findall(r"(\S+) images/s  (\S+) of peak", capsys.readouterr().out) == [("640", "50%")] * 2
 
 
