@@ -107,11 +107,7 @@ class RunFolder:
         if not is_main:
             return  # the main process makes and checks the folder
         new = not path.exists()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._refuse_foreign_folder(path)
-        except OSError as error:
-            raise folder_error(path, error) from None
+        _make_folder(path)
         self._lock = Lock(path)
         try:
             _refuse_other_than_files(path)
@@ -124,14 +120,6 @@ class RunFolder:
                 with suppress(OSError):  # it is not empty
                     path.rmdir()
             raise
-
-    def _refuse_foreign_folder(self, path: Path) -> None:
-        """Refuse a folder with files other than those of a run, or of a run that ended before it wrote its config."""
-        files = (path / "config.json", path / DATA_FILE)
-        if not files[0].exists():
-            allowed = {LOCK_FILE, DATA_FILE, *(temporary_path(file).name for file in files)}
-            if not {entry.name for entry in path.iterdir()} <= allowed:
-                raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it")
 
     def _write_description(self, path: Path, source: Dataset | None, recipe: Recipe) -> None:
         """Refuse a folder with another run; write config.json and data.json of a new one."""
@@ -354,6 +342,43 @@ class RunFolder:
         assert self._events is not None
         with convert_write_errors(self.path, self.path):
             self._events.add_image(step, name, pixels)
+
+
+def check_folder(path: Path) -> None:
+    """Check that a run can have a folder, and leave nothing behind.
+
+    Raises:
+        InputError: the folder cannot be made, or has files other than those of a run.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    try:
+        _make_folder(path)
+    finally:
+        for each in missing:
+            with suppress(OSError):  # it was not made
+                each.rmdir()
+
+
+def _make_folder(path: Path) -> None:
+    """Make the folder of a run if it does not exist.
+
+    Raises:
+        InputError: see `check_folder`.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign_folder(path)
+    except OSError as error:
+        raise folder_error(path, error) from None
+
+
+def _refuse_foreign_folder(path: Path) -> None:
+    """Refuse a folder with files other than those of a run, or of a run that ended before it wrote its config."""
+    files = (path / "config.json", path / DATA_FILE)
+    if not files[0].exists():
+        allowed = {LOCK_FILE, DATA_FILE, *(temporary_path(file).name for file in files)}
+        if not {entry.name for entry in path.iterdir()} <= allowed:
+            raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it")
 
 
 def _write_text(path: Path, text: str) -> None:

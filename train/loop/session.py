@@ -26,7 +26,7 @@ from train.loop.lock import create_run_folder
 from train.loop.loop import Diverged, Loop
 from train.loop.progress import ProgressDisplay
 from train.loop.request import Request
-from train.loop.run_folder import RunFolder
+from train.loop.run_folder import RunFolder, check_folder
 from train.loop.saved_run import CHECKPOINTS, extended_lineage, saved_model_config
 from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
@@ -81,6 +81,8 @@ def train(request: Request, make_engine: EngineFactory) -> int:
         raise InputError("--wandb needs the package wandb, which is not installed: pip install wandb")
     if not request.dry_run:
         return _train_in_folder(_prepare(request), make_engine)
+    if request.recipe.run:
+        check_folder(Path(request.recipe.run))  # the dry run itself has another folder
     with tempfile.TemporaryDirectory() as folder:
         held_out = request.source.held_out.take(range(min(request.recipe.batch_size, len(request.source.held_out))))
         recipe = replace(request.recipe, run=str(Path(folder) / "run"), wandb=None, profile=None)

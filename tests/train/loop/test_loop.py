@@ -550,6 +550,22 @@ def test_a_folder_without_a_run_begins_with_a_line_about_the_default_recipe(
     assert "holds no run" not in capsys.readouterr().err
 
 
+def test_a_dry_run_refuses_a_folder_that_the_run_cannot_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").touch()
+    for name, message in {
+        "file": "cannot make the folder",
+        "file/run": "cannot make the folder",
+        "photos": "exists already and holds no run",
+    }.items():
+        assert command(*SMALL, "--run", tmp_path / name, "--dry-run") == 2
+        assert message in capsys.readouterr().err
+    model = ["--model.changes", "depth=1", "width=16", "mlp_dim=16"]
+    assert command(*SMALL, *model, "--run", tmp_path / "new" / "run", "--dry-run") == 0
+    assert not (tmp_path / "new").exists()
+
+
 def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--resume", small_run, "--epochs", "8steps", "--augment.mixup", "0.3") == 0
     line = "changed        epochs from 4steps to 8steps at step 4; augment.mixup from 0 to 0.3 at step 4\n"
