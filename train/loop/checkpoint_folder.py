@@ -160,8 +160,8 @@ def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:
     None if its weights were not evaluated, or if their held-out loss is not finite.
     """
     metric = PRIMARY_METRIC[task]
-    is_valid = loop_state.is_evaluated and math.isfinite(loop_state.last["loss"])
-    value = loop_state.last[metric] if is_valid else math.nan
+    is_valid = loop_state.is_evaluated and math.isfinite(loop_state.scores.last["loss"])
+    value = loop_state.scores.last[metric] if is_valid else math.nan
     return None if math.isnan(value) else -value if metric == "mae" else value
 
 

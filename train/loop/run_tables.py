@@ -69,38 +69,40 @@ def start_table(
 
 def dry_run_table(loop: Loop, run: RunFolder) -> dict[str, str]:
     """Return the row that is printed after a dry run."""
-    last = ", ".join(f"{name} {format_metric(name, value)}" for name, value in loop.last.items() if "/" not in name)
+    metrics = loop.state.scores.last
+    last = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics.items() if "/" not in name)
     count = len(loop.held_out.examples)
     return {"dry run": f"one step and an evaluation of {count} images ({last}) in {run.seconds:.0f} s; nothing is saved"}
 
 
 def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     """Return the rows that are printed after a run: results, files, and commands to continue with."""
+    state, scores, raw = loop.state, loop.state.scores, loop.state.scores_raw
     metric, ended = PRIMARY_METRIC[loop.task], "interrupted" if loop.interrupted else "finished"
     ema = ", the moving average of the weights (--ema)" if loop.engine.has_ema else ""
     rows = {ended: f"{loop.done:,} of {loop.schedule.total:,} steps in {run.seconds:.0f} s"}
     if loop.is_stopped_early:
-        rows["stopped early"] = f"{loop.evaluations_since_best} evaluations without a better {metric} (--patience)"
+        rows["stopped early"] = f"{state.evaluations_since_best} evaluations without a better {metric} (--patience)"
     if (steps := loop.recipe.profile) and loop.done < steps[0] and not loop.interrupted:
         rows["not profiled"] = f"the run ended at step {loop.done:,}, before those of --profile {steps[0]} {steps[1]}"
-    if loop.unreadable:
-        n = len(loop.unreadable)
-        rows["unreadable"] = f"{n} image{'s' * (n > 1)}: {', '.join(sorted(loop.unreadable)[:3])}{', ...' * (n > 3)}"
-    if loop.skipped:
-        newest = f", the last {loop.skipped_in_a_row} among them" if loop.skipped_in_a_row else ""
-        rows["skipped"] = f"{loop.skipped} of the steps{newest}: their loss or gradient norm was not finite"
-    if loop.last:
-        metrics = {name: value for name, value in loop.last.items() if "/" not in name}
+    if state.unreadable:
+        n = len(state.unreadable)
+        rows["unreadable"] = f"{n} image{'s' * (n > 1)}: {', '.join(state.unreadable[:3])}{', ...' * (n > 3)}"
+    if state.skipped:
+        newest = f", the last {state.skipped_in_a_row} among them" if state.skipped_in_a_row else ""
+        rows["skipped"] = f"{state.skipped} of the steps{newest}: their loss or gradient norm was not finite"
+    if scores.last:
+        metrics = {name: value for name, value in scores.last.items() if "/" not in name}
         rows["held out"] = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics.items())
         constant = constant_score(loop.task, loop.held_out.targets[loop.is_readable_held_out])
         if constant[0] in metrics:
             rows["held out"] += f"; one answer for all images: {format_metric(*constant)}"
-    if loop.best:
-        rows["best"] = f"{metric} {format_metric(metric, loop.best[metric])}, in {run.best}{ema}"
-    if loop.best_raw:
-        is_raw_better = bool(loop.best) and is_better(metric, loop.best_raw[metric], than=loop.best[metric])
+    if scores.best:
+        rows["best"] = f"{metric} {format_metric(metric, scores.best[metric])}, in {run.best}{ema}"
+    if raw.best:
+        is_raw_better = bool(scores.best) and is_better(metric, raw.best[metric], than=scores.best[metric])
         rows["best raw"] = (
-            f"{metric} {format_metric(metric, loop.best_raw[metric])}, in {run.best_raw}, the weights themselves"
+            f"{metric} {format_metric(metric, raw.best[metric])}, in {run.best_raw}, the weights themselves"
             f"{', better than their average' * is_raw_better}"
         )
     rows["weights"] = f"{run.weights}, after step {loop.done:,}{ema}"

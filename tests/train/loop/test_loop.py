@@ -239,7 +239,7 @@ def test_an_evaluation_whose_loss_is_not_finite_is_never_the_best(
     printed = capsys.readouterr().out
     assert printed.count("the held-out loss is nan: these weights are not the best, whatever their accuracy") == 2
     state = LoopState.from_json(json.loads((tmp_path / "run/checkpoints/4/state.json").read_text()), "accuracy")
-    assert state is not None and state.best["accuracy"] < 0.2 and state.last["accuracy"] == 1
+    assert state is not None and state.scores.best["accuracy"] < 0.2 and state.scores.last["accuracy"] == 1
     assert state.evaluations_since_best == 3 and checkpoint_rank("classes", state) is None
 
 
