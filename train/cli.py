@@ -12,7 +12,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parity.commands.parser import Parser
 from parity.failed_imports import one_line_import_errors
@@ -200,6 +200,21 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
 
     is_of_run: whether the recipe is that of a run, which has its model; values of `--model.changes` may be given again.
     """
+    given = vars(_make_parser(module, name, recipe).parse_args(arguments))
+    changed = apply_flags(recipe, given)
+    _check_combinations(given, changed, is_of_run=is_of_run)
+    model, own_changes = changed.model, recipe.model.changes
+    more_changes = model.changes if "model.changes" in given else ()
+    if is_of_run:
+        more_changes = tuple(change for change in more_changes if change not in own_changes)
+    elif changed.init is not None:  # the model is that of the weights
+        own_changes = tuple(change for change in own_changes if change.startswith("regularisation."))
+        model = model if "model.image_size" in given else replace(model, image_size=None)
+    return replace(changed, model=replace(model, changes=(*own_changes, *more_changes)))
+
+
+def _make_parser(module: str, name: str, recipe: Recipe) -> Parser:
+    """Return the parser of a trainer's flags, with a recipe's values as defaults."""
     parser = Parser(
         prog=f"python -m {module}",
         usage="%(prog)s [--config NAME] [OPTIONS]",
@@ -228,10 +243,18 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
         "fraction of it that is reached, and the bandwidth along mesh axes; neither devices nor data need exist",
     )
     add_flags(parser, recipe)
-    given = vars(parser.parse_args(arguments))
+    return parser
+
+
+def _check_combinations(given: dict[str, Any], changed: Recipe, *, is_of_run: bool) -> None:
+    """Raise InputError for flags that need or exclude each other.
+
+    given: the values of the flags that were typed, by field.
+    changed: the recipe with these values.
+    is_of_run: see `_with_overrides`.
+    """
     if given.get("model.changes") == []:
         raise InputError("--model.changes has no values: give FIELD=VALUE, such as regularisation.drop_path=0.1")
-    changed = apply_flags(recipe, given)
     if changed.init_set and changed.init is None:
         raise InputError("--init-set needs --init, whose file it describes: give both, or leave it out")
     of_teacher = [name for name in given if name == "teacher_set" or name.startswith("distillation")]
@@ -239,17 +262,8 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
         raise InputError(f"--{of_teacher[0].replace('_', '-')} needs --teacher WEIGHTS: give both, or leave it out")
     if "distillation_temperature" in given and changed.distillation == "hard":
         raise InputError("--distillation-temperature is for --distillation soft: give both, or leave it out")
-    model, own_changes = changed.model, recipe.model.changes
-    if is_of_run:
-        new = tuple(change for change in (model.changes if "model.changes" in given else ()) if change not in own_changes)
-        return replace(changed, model=replace(model, changes=(*own_changes, *new)))
-    if changed.init is not None:  # the model is that of the weights
-        if "model.name" in given:
-            raise InputError("--model.name cannot be used with --init, whose weights have their own model: leave out one")
-        own_changes = tuple(change for change in own_changes if change.startswith("regularisation."))
-        model = model if "model.image_size" in given else replace(model, image_size=None)
-    more_changes = model.changes if "model.changes" in given else ()
-    return replace(changed, model=replace(model, changes=(*own_changes, *more_changes)))
+    if changed.init is not None and not is_of_run and "model.name" in given:
+        raise InputError("--model.name cannot be used with --init, whose weights have their own model: leave out one")
 
 
 def _take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
