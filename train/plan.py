@@ -21,7 +21,7 @@ from PIL import Image
 from parity.terminal import Terminal
 from train.data.sources import Dataset, Examples, open_dataset, takes_place
 from train.loop.request import Request
-from train.loop.run_tables import print_table, run_title
+from train.loop.run_tables import print_table, rows_of, run_title
 from train.loop.schedule import Schedule
 from train.loop.session import choose_model
 from train.loop.teacher_weights import load_teacher
@@ -104,10 +104,11 @@ def print_plan(trainer: str, request: Request, text: str) -> int:
     local_batch = images_per_device(recipe.batch_size, recipe.accumulate, sizes)
     parts = f" in each of {recipe.accumulate} parts" if recipe.accumulate > 1 else ""
     image_size = "x".join(map(str, config.image_size))
-    rows = {
+    first_rows = {
         "run": run_title(request.name, recipe, config),
         "images": f"{len(source.train):,} of {image_size}, {len(source.classes):,} {source.task}",
-        **{"assumed" if not i else " " * i: note for i, note in enumerate(assumptions)},
+    }
+    rows = {
         "devices": f"{devices.count} of {_format_bytes(devices.memory)}: {axes}",
         "batch": f"{recipe.batch_size:,} images, {local_batch} per device{parts}",
         **_memory_rows(estimate),
@@ -116,7 +117,7 @@ def print_plan(trainer: str, request: Request, text: str) -> int:
         **_time_rows(estimate, devices, sizes, recipe, schedule),
     }
     console = Terminal()
-    print_table(console, rows)
+    print_table(console, [*first_rows.items(), *rows_of("assumed", assumptions), *rows.items()])
     fits = estimate.total <= USABLE_FRACTION * devices.memory
     console.print(_fit_message(estimate, estimate_memory, devices, config, recipe, sizes), soft_wrap=True, highlight=False)
     return 0 if fits else 1

@@ -1,7 +1,7 @@
 """The tables that are printed when a run starts and ends, and the lines in them about what was assumed."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +18,8 @@ from train.recipes import IMAGENET, RECIPES, DataInfo, Recipe, Task, flatten_fie
 from train.recipes.fields import flag_name, format_value
 from vit_spec import ViTConfig
 from vit_spec.printable import printable
+
+Row = tuple[str, str]  # a name and a text
 
 _MAX_NAMES = 5  # of classes in a row
 
@@ -36,7 +38,7 @@ def start_table(
     options: dict[str, str],
     assumptions: list[str],
     warnings: list[str],
-) -> dict[str, str]:
+) -> list[Row]:
     """Return the rows of the table that is printed before the first step.
 
     options: rows about what the recipe adds to the usual.
@@ -50,7 +52,7 @@ def start_table(
     shapes = {"cosine": "cosine to 0", "constant": "constant", "rsqrt": "1 / sqrt(step)"}
     ending = f", linear to 0 in the last {schedule.cooldown:.0f}" if schedule.cooldown else ""
     model = recipe.model.name if recipe.init is None else f"of {recipe.init}"
-    return {
+    first_rows = {
         "recipe": f"{name}, seed {recipe.seed}",
         "model": f"{model}, {config.depth} blocks of width {config.width}, {config.num_heads} heads",
         "parameters": f"{vit_spec.count(config):,}",
@@ -60,11 +62,14 @@ def start_table(
         "steps": f"{schedule.total:,} of {recipe.batch_size} images, {schedule.epochs:g} epochs",
         "learning rate": f"{o.name}, up to {o.lr:g} in {schedule.warmup:.0f} steps, then {shapes[recipe.decay]}{ending}",
         **options,
-        # Blank names of different lengths: each row needs a key of its own.
-        **{"assumed" if not i else " " * i: note for i, note in enumerate(assumptions)},
-        **{"warning" if not i else " " * (len(assumptions) + i): note for i, note in enumerate(warnings)},
-        "folder": str(path),
     }
+    notes = [*rows_of("assumed", assumptions), *rows_of("warning", warnings)]
+    return [*first_rows.items(), *notes, ("folder", str(path))]
+
+
+def rows_of(name: str, lines: Sequence[str]) -> list[Row]:
+    """Return a row for each line; only the first one has the name."""
+    return [("" if i else name, line) for i, line in enumerate(lines)]
 
 
 def dry_run_table(loop: Loop, run: RunFolder) -> dict[str, str]:
@@ -123,10 +128,11 @@ def first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMES]) + ", ..." * (len(names) > _MAX_NAMES)
 
 
-def print_table(console: Console, rows: dict[str, str]) -> None:
+def print_table(console: Console, rows: Iterable[Row]) -> None:
     """Print a name and a text per line, aligned.  Long lines are not wrapped, so that commands and paths can be copied."""
-    width = max(map(len, rows))
-    for name, text in rows.items():
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
         console.print(
             Text(printable(f"{name:{width}}  "), style="bold"),
             Text(printable(text)),

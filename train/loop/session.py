@@ -199,7 +199,7 @@ def _make_loaders(prepared: PreparedRun, engine: Engine, workers: int) -> tuple[
     return training, make_loader(source.held_out, prepared.targets[1])
 
 
-def _start_table(prepared: PreparedRun, engine: Engine, run: RunFolder, workers: int) -> dict[str, str]:
+def _start_table(prepared: PreparedRun, engine: Engine, run: RunFolder, workers: int) -> list[run_tables.Row]:
     """Return the rows of the table that is printed before the first step."""
     request, config, teacher = prepared.request, prepared.config, prepared.teacher
     name, recipe, source = request[:3]
@@ -218,7 +218,7 @@ def _start_table(prepared: PreparedRun, engine: Engine, run: RunFolder, workers:
     table = run_tables.start_table(
         request, config, prepared.schedule, engine.hardware, run.path, rows, assumptions, warnings
     )
-    return table | ({"changed": "; ".join(run.changes)} if run.changes else {})
+    return [*table, ("changed", "; ".join(run.changes))] if run.changes else table
 
 
 def _fit(prepared: PreparedRun, loop: Loop, console: Console) -> int:
@@ -243,7 +243,7 @@ def _fit(prepared: PreparedRun, loop: Loop, console: Console) -> int:
         raise
     draw()
     table = run_tables.dry_run_table(loop, run) if request.dry_run else run_tables.summary_table(request.command, loop, run)
-    run_tables.print_table(console, table)
+    run_tables.print_table(console, table.items())
     return SIGNALLED + loop.interrupted if loop.interrupted else 0
 
 
