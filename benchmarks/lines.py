@@ -25,9 +25,7 @@ MODEL = "vit_b16"
 CHECKPOINTED_MODEL = "vit_s16"
 SMALL_MODEL = "vit_ti16"
 RUNS = 3
-LOOP_STATE = LoopState(
-    last={}, best={}, is_evaluated=False, recent_metrics=[], mean_metrics={}, unreadable=[], skipped=0, seconds=0.0
-)
+LOOP_STATE = LoopState()
 
 
 def convert(folder: Path) -> str:

@@ -57,6 +57,32 @@ def test_a_seed_that_is_no_integer_of_64_bits_is_refused(seed: Any) -> None:
         assert str(error.value) == f"seed is {seed!r}: give an integer from 0 up to 2^64 - 1"
 
 
+@pytest.mark.parametrize(
+    ("seed", "what"),
+    [
+        (jax.numpy.array([1, 2]), r"int32, \(2,\)"),
+        (np.array(1.5), r"float64, \(\)"),
+        (jax.numpy.array(True), r"bool, \(\)"),
+        (jax.random.split(jax.random.key(0)), r"key<fry>, \(2,\)"),
+    ],
+)
+def test_an_array_that_is_no_seed_and_no_key_is_refused(seed: Any, what: str) -> None:
+    with pytest.raises(InputError, match=f"seed is an array of {what}: give an integer, a scalar integer array or a key"):
+        vit_jax.init(CONFIG, seed)
+
+
+def test_an_array_or_a_key_gives_the_parameters_of_its_seed() -> None:
+    config = vit_spec.get("vit_ti16", image_size=8, patch_size=8, width=8, depth=1, num_heads=1, mlp_dim=8, num_classes=0)
+    seeds = (7, np.array(7), jax.numpy.array(7), jax.random.key(7), jax.random.PRNGKey(7))
+
+    @jax.jit  # one program, which computes only these kernels
+    def kernels() -> list[Any]:
+        return [vit_jax.init(config, seed)["patch_embed"]["proj"]["kernel"] for seed in seeds]
+
+    first, *others = map(np.asarray, kernels())
+    assert first.any() and all(np.array_equal(other, first) for other in others)
+
+
 def test_unstacked_refuses_parameters() -> None:
     with pytest.raises(InputError) as error:
         vit_jax.unstacked({"blocks": {"attn": {}}})

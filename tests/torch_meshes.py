@@ -58,9 +58,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 STEPS = 3
-LOOP_STATE = LoopState(
-    last={}, best={}, is_evaluated=False, recent_metrics=[], mean_metrics={}, unreadable=[], skipped=0, seconds=0.0
-)
+LOOP_STATE = LoopState()
 # With AdamW, blocks are computed again for the backward pass, while the parts of a batch are added up.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"ema": 0.0, "remat": "full"},

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parity.commands.parser import Parser
 from parity.commands.run_command import run_command
+from parity.terminal import print_note
 from train.loop.request import Request
 from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
 from train.recipes.fields import FieldError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from train.data.sources import Dataset
 
 FAILED = 1  # the exit status of Python for an exception that nothing catches
+DEFAULT_RECIPE = "vit_s16"
 DIGITS = DataInfo(images=1438, channels=1, size=(8, 8))  # the default data set
 
 
@@ -133,7 +135,13 @@ def parse_request(module: str, arguments: Sequence[str], open_data: Callable[...
         source = open_source(recipe)
         command = f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip()
         return Request(name, recipe, source, command, may_change=resumed is not None)
-    name = "vit_s16" if config is None else config
+    name = DEFAULT_RECIPE if config is None else config
+    if config is None and folder and not (folder / "config.json").exists():
+        # As typed to resume: the run's folder may have been moved.
+        print_note(
+            f"{run} holds no run (there is no config.json of one): this is a new run of {name}, the default recipe; "
+            "--config NAME selects another"
+        )
     if name not in RECIPES:
         hint = nearest(name, RECIPES)
         raise InputError(f"unknown recipe {name!r}{hint}; --list lists all of them")
@@ -153,6 +161,23 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
 
     is_of_run: whether the recipe is that of a run, which has its model; values of `--model.changes` may be given again.
     """
+    given = vars(_make_parser(module, name, recipe).parse_args(arguments))
+    changed = apply_flags(recipe, given)
+    if changed.run is not None:
+        changed = replace(changed, run=os.path.expanduser(changed.run))
+    _check_combinations(given, changed, is_of_run=is_of_run)
+    model, own_changes = changed.model, recipe.model.changes
+    more_changes = model.changes if "model.changes" in given else ()
+    if is_of_run:
+        more_changes = tuple(change for change in more_changes if change not in own_changes)
+    elif changed.init is not None:  # the model is that of the weights
+        own_changes = tuple(change for change in own_changes if change.startswith("regularisation."))
+        model = model if "model.image_size" in given else replace(model, image_size=None)
+    return replace(changed, model=replace(model, changes=(*own_changes, *more_changes)))
+
+
+def _make_parser(module: str, name: str, recipe: Recipe) -> Parser:
+    """Return the parser of a trainer's flags, with a recipe's values as defaults."""
     parser = Parser(
         prog=f"python -m {module}",
         usage="%(prog)s [--config NAME] [OPTIONS]",
@@ -181,12 +206,18 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
         "fraction of it that is reached, and the bandwidth along mesh axes; neither devices nor data need exist",
     )
     add_flags(parser, recipe)
-    given = vars(parser.parse_args(arguments))
+    return parser
+
+
+def _check_combinations(given: dict[str, Any], changed: Recipe, *, is_of_run: bool) -> None:
+    """Raise InputError for flags that need or exclude each other.
+
+    given: the values of the flags that were typed, by field.
+    changed: the recipe with these values.
+    is_of_run: see `_with_overrides`.
+    """
     if given.get("model.changes") == []:
         raise InputError("--model.changes has no values: give FIELD=VALUE, such as regularisation.drop_path=0.1")
-    changed = apply_flags(recipe, given)
-    if changed.run is not None:
-        changed = replace(changed, run=os.path.expanduser(changed.run))
     if changed.init_set and changed.init is None:
         raise InputError("--init-set needs --init, whose file it describes: give both, or leave it out")
     of_teacher = [name for name in given if name == "teacher_set" or name.startswith("distillation")]
@@ -194,17 +225,8 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
         raise InputError(f"--{of_teacher[0].replace('_', '-')} needs --teacher WEIGHTS: give both, or leave it out")
     if "distillation_temperature" in given and changed.distillation == "hard":
         raise InputError("--distillation-temperature is for --distillation soft: give both, or leave it out")
-    model, own_changes = changed.model, recipe.model.changes
-    if is_of_run:
-        new = tuple(change for change in (model.changes if "model.changes" in given else ()) if change not in own_changes)
-        return replace(changed, model=replace(model, changes=(*own_changes, *new)))
-    if changed.init is not None:  # the model is that of the weights
-        if "model.name" in given:
-            raise InputError("--model.name cannot be used with --init, whose weights have their own model: leave out one")
-        own_changes = tuple(change for change in own_changes if change.startswith("regularisation."))
-        model = model if "model.image_size" in given else replace(model, image_size=None)
-    more_changes = model.changes if "model.changes" in given else ()
-    return replace(changed, model=replace(model, changes=(*own_changes, *more_changes)))
+    if changed.init is not None and not is_of_run and "model.name" in given:
+        raise InputError("--model.name cannot be used with --init, whose weights have their own model: leave out one")
 
 
 def _take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -124,7 +124,8 @@ def check_data(source: Dataset, recipe: Recipe, path: Path, twin: str) -> int:
     with open_rows(path, force=False, header=Finding._fields) as write:
         for finding in findings:
             write(finding._asdict())
-    print_table(console(), rows | dict(_summary(source, scanned, findings)) | {"findings": f"{len(findings):,}, in {path}"})
+    rows |= dict(_summary(source, scanned, findings)) | {"findings": f"{len(findings):,}, in {path}"}
+    print_table(console(), rows.items())
     return int(
         any(
             each.kind in ("unreadable", "different targets", "same group")

@@ -21,15 +21,15 @@ from PIL import Image
 from parity.terminal import Terminal
 from train.data.sources import Dataset, Examples, open_dataset, takes_place
 from train.loop.request import Request
-from train.loop.run_tables import print_table, run_title
+from train.loop.run_tables import print_table, rows_of, run_title
 from train.loop.schedule import Schedule
 from train.loop.session import choose_model
 from train.loop.teacher_weights import load_teacher
 from train.mesh import AXES, AxisSizes, axis_sizes, images_per_device, replication_note
 from train.recipes import IMAGENET, Recipe
 from train.recipes.param_groups import lr_multipliers
-from train.step_cost import MemoryEstimate, Step
-from vit_spec import InputError, ViTConfig, count, flops, nearest
+from train.step_cost import MemoryEstimate, Step, flops_per_image
+from vit_spec import InputError, ViTConfig, count, nearest
 
 GIB = 1 << 30
 UNITS = {"T": 1e12, "P": 1e15}
@@ -104,10 +104,11 @@ def print_plan(trainer: str, request: Request, text: str) -> int:
     local_batch = images_per_device(recipe.batch_size, recipe.accumulate, sizes)
     parts = f" in each of {recipe.accumulate} parts" if recipe.accumulate > 1 else ""
     image_size = "x".join(map(str, config.image_size))
-    rows = {
+    first_rows = {
         "run": run_title(request.name, recipe, config),
         "images": f"{len(source.train):,} of {image_size}, {len(source.classes):,} {source.task}",
-        **{"assumed" if not i else " " * i: note for i, note in enumerate(assumptions)},
+    }
+    rows = {
         "devices": f"{devices.count} of {_format_bytes(devices.memory)}: {axes}",
         "batch": f"{recipe.batch_size:,} images, {local_batch} per device{parts}",
         **_memory_rows(estimate),
@@ -116,7 +117,7 @@ def print_plan(trainer: str, request: Request, text: str) -> int:
         **_time_rows(estimate, devices, sizes, recipe, schedule),
     }
     console = Terminal()
-    print_table(console, rows)
+    print_table(console, [*first_rows.items(), *rows_of("assumed", assumptions), *rows.items()])
     fits = estimate.total <= USABLE_FRACTION * devices.memory
     console.print(_fit_message(estimate, estimate_memory, devices, config, recipe, sizes), soft_wrap=True, highlight=False)
     return 0 if fits else 1
@@ -136,8 +137,8 @@ def with_teacher(estimate_memory: Estimator, teacher: ViTConfig) -> Estimator:
         hidden = teacher.mlp_dim * (2 if teacher.mlp.is_gated else 1)
         held = (teacher.num_prefix + step.patches) * (5 * teacher.width + 2 * hidden)
         memory = 4 * count(teacher) + step.images * (step.compute_bytes * held + 2 * 4 * step.image_bytes)
-        forward = recipe.batch_size * sizes["tensor"] * flops(teacher)
-        return replace(found, memory=found.memory | {"teacher": memory}, flops=found.flops + forward)
+        step_flops = recipe.batch_size * flops_per_image(config, teacher, teacher_copies=sizes["tensor"])
+        return replace(found, memory=found.memory | {"teacher": memory}, flops=step_flops)
 
     return estimate
 

@@ -11,10 +11,21 @@ from functools import cached_property
 from train.mesh import AxisSizes, Parameter, images_per_device, parameters, shard_dims
 from train.optimizer_state import state_size
 from train.recipes import Recipe
-from vit_spec import ViTConfig
+from vit_spec import ViTConfig, flops
 from vit_spec.cost import count_training_tokens, training_flops
 
 BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def flops_per_image(config: ViTConfig, teacher: ViTConfig | None = None, *, teacher_copies: int = 1) -> int:
+    """Return the floating point operations of a training step on one image: three forward passes, and the teacher's.
+
+    Recomputation is not counted.
+
+    teacher: the teacher of knowledge distillation; None without.
+    teacher_copies: number of devices that compute the whole teacher, each for the same image.
+    """
+    return 3 * training_flops(config) + (teacher_copies * flops(teacher) if teacher else 0)
 
 
 @dataclass(frozen=True)
@@ -110,20 +121,19 @@ class Step:
 
     def estimate(self, memory: dict[str, int], transfers: dict[tuple[str, str], int]) -> MemoryEstimate:
         """Return the estimate with these parts, without those that are zero, and with the FLOPs of the step."""
-        forward = training_flops(self.config)
         return MemoryEstimate(
             {name: size for name, size in memory.items() if size},
             {key: size for key, size in transfers.items() if size and key[1]},
-            3 * forward * self.recipe.batch_size,
-            self._recomputed_flops(forward),
+            self.recipe.batch_size * flops_per_image(self.config),
+            self._recomputed_flops(),
         )
 
-    def _recomputed_flops(self, forward: int) -> int:
+    def _recomputed_flops(self) -> int:
         """Return the FLOPs of recomputation: the forward pass of the blocks; with "dots" the products inside attention."""
         c = self.config
         attention = c.depth * 4 * self.tokens**2 * c.num_heads * c.head_dim
         outside = next(each.row.size for each in self.parameters if each.row.name == "patch_embed.proj.weight")
-        by_remat = {"none": 0, "dots": attention, "full": forward - 2 * outside * self.patches}
+        by_remat = {"none": 0, "dots": attention, "full": training_flops(c) - 2 * outside * self.patches}
         return self.recipe.batch_size * by_remat[self.recipe.remat]
 
 

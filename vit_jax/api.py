@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax import Array
+from numpy.typing import NDArray
 
 from vit_jax.compilation import compiler_options, fast_compile_options
 from vit_jax.execution import Execution
@@ -22,7 +24,7 @@ from vit_spec.shadowing import check_not_shadowed
 Params = dict[str, Any]
 
 
-def init(config: ViTConfig, seed: int | Array = 0) -> Params:
+def init(config: ViTConfig, seed: int | Array | NDArray[Any] = 0) -> Params:
     """Return initial float32 parameters, sampled from the distributions that `vit_spec.rows` declares.
 
     The result is that of linen's `ViT(config).init`.  The function can be traced: under `jax.jit` with `out_shardings`,
@@ -30,17 +32,18 @@ def init(config: ViTConfig, seed: int | Array = 0) -> Params:
 
     Args:
         config: the model.
-        seed: seed of the random numbers, from 0 up to 2^64 - 1; or a scalar integer array, which may be traced.
+        seed: seed of the random numbers, from 0 up to 2^64 - 1, also as a scalar integer array; or a key of `jax.random`.
+            An array of JAX may be traced.
 
     Returns:
         The parameters as nested dictionaries; those of the blocks are stacked on a leading axis.
 
     Raises:
-        vit_spec.InputError: the seed is no integer, or out of range.
+        vit_spec.InputError: the seed is no integer and no key, or out of range.
     """
     model = ViT(config)
     images = jnp.zeros((1, *config.image_size, config.in_channels))
-    key = jax.random.key(seed) if isinstance(seed, Array) else random_key(seed)
+    key = _as_key(seed)
 
     def draw() -> Params:
         return model.init(key, images)["params"]
@@ -48,6 +51,22 @@ def init(config: ViTConfig, seed: int | Array = 0) -> Params:
     if isinstance(images, jax.core.Tracer):
         return draw()
     return jax.jit(draw, compiler_options=fast_compile_options())()
+
+
+def _as_key(seed: int | Array | NDArray[Any]) -> Array:
+    """Return the key of a seed, or a key unchanged; see `init`."""
+    if not isinstance(seed, Array | np.ndarray):
+        return random_key(seed)
+    # A key of the old kind is a vector of words.
+    is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and not seed.ndim
+    if is_key or (seed.dtype == jnp.uint32 and seed.shape == jax.random.key_data(jax.random.key(0)).shape):
+        return jnp.asarray(seed)
+    if seed.ndim or not jnp.issubdtype(seed.dtype, jnp.integer):
+        raise InputError(
+            f"seed is an array of {seed.dtype}, {seed.shape}: give an integer, a scalar integer array or a key of "
+            "jax.random"
+        )
+    return jax.random.key(seed) if isinstance(seed, Array) else random_key(seed.item())
 
 
 def load(

@@ -9,8 +9,22 @@ from dataclasses import dataclass
 from vit_spec.config import ViTConfig, check_config, coerce_field
 from vit_spec.errors import InputError, nearest
 from vit_spec.params import Row, rows
+from vit_spec.parts import Activation
 
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+# Arrays of hidden units that a training step in PyTorch stores for the backward pass of an activation function and of the
+# linear layer after it, by `mlp.activation`.
+ACTIVATION_ARRAYS: dict[Activation, int] = {
+    "none": 1,
+    "relu": 1,
+    "gelu": 2,
+    "gelu_tanh": 2,
+    "silu": 2,
+    "mish": 2,
+    "quick_gelu": 3,
+    "swiglu": 4,
+}
 
 ImageSize = int | tuple[int, int]
 
@@ -98,8 +112,8 @@ def memory(
 
         4 width     inputs and outputs of the two norms (2 width for one norm, in parallel blocks)
         4 inner     queries, keys, values and the outputs of the heads, and more with options: see `_attention_arrays`
-        2 mlp_dim   input and output of the activation (1 for "relu" and "none", 3 for "quick_gelu", 4 if it is gated; 1
-                    more with `mlp.norm`)
+        2 mlp_dim   input and output of the activation (another number for some, see `ACTIVATION_ARRAYS`; 1 more with
+                    `mlp.norm`)
         2 width     inputs of layer scale (width for one layer scale, 0 without)
 
     For mlp_dim = 4 width in 16 bits, this is the 32 bytes * width of "Reducing Activation Recomputation in Large
@@ -130,7 +144,7 @@ def memory(
     width, inner, mlp_dim = config.width, config.num_heads * config.head_dim, config.mlp_dim
     is_fused = fused_attention and config.positions.relative == "none"
 
-    hidden = {"relu": 1, "none": 1, "quick_gelu": 3, "swiglu": 4}.get(config.mlp.activation, 2) + config.mlp.norm
+    hidden = ACTIVATION_ARRAYS[config.mlp.activation] + config.mlp.norm
     norms = 2 if config.norms.order == "parallel" else 4
     scales = sum(name in rows(config) for name in ("blocks.ls1.gamma", "blocks.ls2.gamma"))
     block = tokens * ((norms + scales) * width + _attention_arrays(config, is_fused) * inner + hidden * mlp_dim)

@@ -334,6 +334,7 @@ def test_muon_computes_fewer_matrices_than_devices_on_each_device() -> None:
 # Without RMSNorm, which a CPU composes of other operations, and relative positions, whose attention it does not fuse.
 MORE_OPTIONS: dict[str, dict[str, Any]] = OPTIONS | {
     "sigmoid": {"mlp": {"activation": "quick_gelu"}},
+    "no activation": {"mlp": {"activation": "none"}},
     "gated, with a norm": {"mlp": {"activation": "swiglu", "norm": True}},
     "norm of the heads": {"attention": {"out_norm": True, "qkv_bias": "qv"}},
     "no projection": {"attention": {"proj": False, "value_skip": True}},

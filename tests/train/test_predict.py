@@ -275,6 +275,14 @@ def test_class_names_can_be_read_from_a_file(run: Path, photos: list[str], predi
     assert {each["name"] for each in printed["classes"]} == {"a", "b", "c"}
 
 
+def test_class_names_may_follow_a_byte_order_mark_and_have_line_separators_of_unicode(
+    run: Path, photos: list[str], predict: Main
+) -> None:
+    (run / "names.txt").write_bytes("\ufeffa\r\nb\u2028\x85b\r\nc".encode())
+    [printed] = parse_json_lines(predict(run, photos[0], "--classes", run / "names.txt", "--json"))
+    assert {each["name"] for each in printed["classes"]} == {"a", "b\u2028\x85b", "c"}
+
+
 def test_images_are_preprocessed_like_the_held_out_set_of_the_run(tmp_path: Path, photos: list[str], predict: Main) -> None:
     augment = Augment(share=0.5, held_out_filter="box")
     run = make_run(tmp_path / "run", recipe=Recipe(data="folder:fruit", augment=augment))
@@ -423,7 +431,7 @@ def test_folders_patterns_and_lists_stand_for_their_images(run: Path, album: Pat
     every = ["a.PNG", "b.png", "sub/c.jpg", "sub/deep/d.png", "sub/deep/e.webp"]
     assert sorted(names_of(predict(run, album, "--json"), album)) == every
     assert names_of(predict(run, f"{album}/**/*.png", "--json"), album) == ["b.png", "sub/deep/d.png"]
-    (album / "list.txt").write_text(f"{album}/sub/c.jpg\n\n{album}/b.png\n")
+    (album / "list.txt").write_text(f"\ufeff{album}/sub/c.jpg\n\n{album}/b.png\n")
     text = predict(run, f"@{album}/list.txt", album / "a.PNG", "--json")
     assert names_of(text, album) == ["sub/c.jpg", "b.png", "a.PNG"]
 
@@ -629,6 +637,12 @@ def test_the_error_for_a_misspelt_path_names_the_nearest(run: Path, photos: list
 def test_a_file_of_class_names_with_too_few_lines_is_refused(run: Path, photos: list[str], refused: Main) -> None:
     (run / "names.txt").write_text("a\nb\n")
     assert "has 2 lines, and the model has 3 classes" in refused(run, photos[0], "--classes", run / "names.txt")
+
+
+@pytest.mark.parametrize(("text", "line"), [("a\n\nc\n", 2), ("a\nb\nc\n\n", 4), ("a\n \nc", 2)])
+def test_a_blank_line_is_no_class_name(text: str, line: int, run: Path, photos: list[str], refused: Main) -> None:
+    (run / "names.txt").write_text(text)
+    assert f"names.txt, line {line}, is blank: " in refused(run, photos[0], "--classes", run / "names.txt")
 
 
 def test_weights_without_a_head_are_refused(tmp_path: Path, photos: list[str], refused: Main) -> None:

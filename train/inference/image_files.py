@@ -18,8 +18,9 @@ from train.data.sources import Examples, read_image
 from train.data.sources.decoding import SUFFIXES
 from train.data.sources.files import walk_files
 from train.inference.arguments import NUM_VIEWS, Views
+from train.inference.line_files import read_lines
 from train.inference.model import TrainedModel
-from vit_spec import InputError, bounded_json
+from vit_spec import InputError
 
 MAX_LIST_BYTES = 1 << 28
 FIVE_CROP_SHARE = 0.875  # of a side that a crop has, if the preprocessing leaves no margin: 224 of 256 pixels
@@ -54,7 +55,7 @@ def find_images(arguments: Sequence[str]) -> list[Path]:
 
 def _read_list(path: Path) -> list[str]:
     try:
-        lines = bounded_json.read_bytes(path, max_bytes=MAX_LIST_BYTES).decode().splitlines()
+        lines = read_lines(path, max_bytes=MAX_LIST_BYTES)
     except (OSError, ValueError) as error:  # ValueError: not UTF-8
         raise InputError(f"@{path} cannot be read ({error}): give a text file with one image per line") from None
     if not (found := [line.strip() for line in lines if line.strip()]):

@@ -17,6 +17,7 @@ from parity.terminal import print_error, print_lines, print_note
 from train.data.batches import Batch
 from train.inference.arguments import NUM_VIEWS
 from train.inference.image_files import find_images, load_views
+from train.inference.line_files import read_lines
 from train.inference.model import (
     Predictor,
     TrainedModel,
@@ -29,7 +30,7 @@ from train.inference.prediction_files import check_output, names_file, open_feat
 from train.inference.progress import progress_bar
 from train.inference.scores import log_softmax, sigmoid, softmax
 from train.recipes import Task
-from vit_spec import InputError, ViTConfig, bounded_json
+from vit_spec import InputError, ViTConfig
 
 BATCH_SIZE, LARGE_BATCH_SIZE = 8, 32  # attention weights of larger batches need much memory
 NUM_PRINTED = 5  # classes of an image, without --top
@@ -281,9 +282,11 @@ def _title(task: Task, predictions: Predictions) -> str:
 def _read_class_names(path: Path, config: ViTConfig) -> tuple[str, ...]:
     """Read the names of the classes, one per line."""
     try:
-        names = tuple(bounded_json.read_bytes(path, max_bytes=MAX_NAMES_BYTES).decode().splitlines())
+        names = tuple(read_lines(path, max_bytes=MAX_NAMES_BYTES))
     except (OSError, ValueError) as error:  # ValueError: not UTF-8
         raise InputError(f"{path} cannot be read ({error}): give a text file with one class per line") from None
+    if blank := [number for number, name in enumerate(names, 1) if not name.strip()]:
+        raise InputError(f"{path}, line {blank[0]}, is blank: give the name of a class in each line")
     if len(names) != config.num_classes:
         raise InputError(
             f"{path} has {len(names)} lines, and the model has {config.num_classes} classes: give one line per class"

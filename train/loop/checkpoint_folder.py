@@ -13,7 +13,7 @@ from typing import TypeVar
 from parity.terminal import print_note
 from train.loop.loop_state import LoopState
 from train.loop.metrics import PRIMARY_METRIC
-from train.loop.write_files import FOLDER_GONE
+from train.loop.write_files import folder_gone_error
 from train.recipes import Task
 from vit_spec import InputError
 
@@ -141,9 +141,11 @@ class CheckpointFolder:
 
     def write_error(self, error: Exception) -> InputError:
         """Return the error for a checkpoint that cannot be written, from the exception that writing it has raised."""
+        if gone := folder_gone_error(self.path.parent):
+            return gone
         cause = " ".join(str(error).split()).rpartition('": ')[2]  # after the names of the files
         reason = getattr(error, "strerror", None) or cause[:120]
-        remedy = "make room there, then give the same --run" if self.path.parent.is_dir() else FOLDER_GONE
+        remedy = "make room there, then give the same --run"
         return InputError(f"cannot write a checkpoint to {self.path} ({reason}): {remedy}")
 
 
@@ -158,8 +160,8 @@ def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:
     None if its weights were not evaluated, or if their held-out loss is not finite.
     """
     metric = PRIMARY_METRIC[task]
-    is_valid = loop_state.is_evaluated and math.isfinite(loop_state.last["loss"])
-    value = loop_state.last[metric] if is_valid else math.nan
+    is_valid = loop_state.is_evaluated and math.isfinite(loop_state.scores.last["loss"])
+    value = loop_state.scores.last[metric] if is_valid else math.nan
     return None if math.isnan(value) else -value if metric == "mae" else value
 
 

@@ -194,8 +194,8 @@ class Engine(Protocol):
         The checkpoint has the JSON of `loop_state.to_json`, and the loop does not change `loop_state` after the call.
 
         Of the checkpoints, the newest `recipe.keep` stay, and besides them the one with the best
-        `loop_state.last[train.loop.metrics.PRIMARY_METRIC[task]]` among those with a true `loop_state.is_evaluated`.  NaN
-        is never best, nor is an evaluation whose loss is not finite; of equal values, the earliest is best.
+        `loop_state.scores.last[train.loop.metrics.PRIMARY_METRIC[task]]` among those with a true `loop_state.is_evaluated`.
+        NaN is never best, nor is an evaluation whose loss is not finite; of equal values, the earliest is best.
 
         A checkpoint for a step that already has one replaces it.  The old one stays until the new one is complete, whenever
         the process is killed: if it needs another name meanwhile, it is in the folder that

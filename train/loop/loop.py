@@ -5,6 +5,7 @@ import signal
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import SupportsFloat
@@ -16,7 +17,7 @@ from train.data.batches import Batch, DataLoader
 from train.loop.attention_maps import patch_attention
 from train.loop.engine import Engine, EvalOutput
 from train.loop.interruption import Interruption
-from train.loop.loop_state import LoopState, equal_metrics
+from train.loop.loop_state import LoopState, Scores, equal_metrics
 from train.loop.metrics import PRIMARY_METRIC, compute_metrics, is_better
 from train.loop.pictures import MAX_IMAGES, image_grid, overlay_attention, training_images
 from train.loop.profile import Profile
@@ -25,6 +26,7 @@ from train.loop.run_folder import RunFolder
 from train.loop.saved_run import CHECKPOINTS
 from train.loop.schedule import Schedule
 from train.loop.weight_files import WeightFiles
+from train.loop.write_files import folder_gone_error
 from train.recipes import Recipe, Task
 from train.recipes.fields import format_value
 from vit_spec import InputError
@@ -51,11 +53,7 @@ class Loop:
 
     After `fit`:
     done: number of steps done.
-    last, best: the newest and the best held-out metrics; of the EMA of the weights if the engine has one.
-    last_raw, best_raw: the same of the weights themselves if there is an EMA, else empty.
-    unreadable: names of images that could not be read.
-    skipped: number of steps that changed nothing because their loss or gradient norm was not finite.
-    skipped_in_a_row: number of such steps since the last step that was not skipped.
+    state: the metrics, and what else a checkpoint has.
     interrupted: the number of the signal that ended the run, or 0.
     """
 
@@ -72,27 +70,17 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.done, self.interrupted = 0, 0
-        self.last: dict[str, float] = {}
-        self.best: dict[str, float] = {}
-        self.last_raw: dict[str, float] = {}
-        self.best_raw: dict[str, float] = {}
-        self.evaluations_since_best = 0
-        self.unreadable: set[str] = set()
-        self.skipped = 0
-        self.skipped_in_a_row = 0
-        self._recent_metrics: list[dict[str, float]] = []  # one of each step since the last record in metrics.jsonl
-        self._mean_metrics: dict[str, float] = {}  # the record after this step; {} if there is none
-        self._weight_files = WeightFiles(self.engine, self.run, self.display)
+        self.state = LoopState()
+        self._weight_files = WeightFiles(self.engine, self.run, self.display, self.state.best_files)
         self._pending = deque[tuple[int, Batch, Mapping[str, SupportsFloat]]]()  # steps whose metrics are not read yet
         self._profile = Profile(self.engine, self.run.path / "profile", self.recipe.profile)
-        self._restored: tuple[LoopState, str] | None = None  # with the note of the engine
+        self._restored_note: str | None = None  # of the engine; None if there was no checkpoint
         self._saved_step = -1  # of the newest checkpoint
-        self._is_evaluated = False  # whether `last` belongs to the current weights
 
     @property
     def is_stopped_early(self) -> bool:
         """Whether the run has ended before its last step, because `recipe.patience` evaluations were not better."""
-        return 0 < self.recipe.patience <= self.evaluations_since_best and self.done < self.schedule.total
+        return 0 < self.recipe.patience <= self.state.evaluations_since_best and self.done < self.schedule.total
 
     def restore(self) -> None:
         """Restore the newest checkpoint and the records up to it, if there is one; call it once, before `fit`.
@@ -126,14 +114,10 @@ class Loop:
             raise InputError(
                 f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
             )
-        self._saved_step, self.unreadable = self.done, set(state.unreadable)
-        self.skipped, self.skipped_in_a_row = state.skipped, state.skipped_in_a_row
-        self.last, self.best, self.last_raw, self.best_raw = state.last, state.best, state.last_raw, state.best_raw
-        self._is_evaluated, self.evaluations_since_best = state.is_evaluated, state.evaluations_since_best
-        self._recent_metrics, self._mean_metrics = list(state.recent_metrics), state.mean_metrics
-        self._weight_files.recorded = dict(state.best_files)
-        self.run.resume_at(self.done, state.seconds, is_evaluated=self._is_evaluated)
-        self._restored = state, note
+        self._saved_step, self.state = self.done, state
+        self._weight_files.recorded = state.best_files
+        self.run.resume_at(self.done, state.seconds, is_evaluated=state.is_evaluated)
+        self._restored_note = note
 
     def fit(self) -> None:
         """Train from the state that `restore` has left to the end, or until a signal asks to stop.
@@ -145,8 +129,8 @@ class Loop:
                 `MAX_SKIPPED` in a row; or the held-out loss at the end is not finite.
             InputError: an image cannot be read, or a file cannot be written.  A checkpoint is saved first, if possible.
         """
-        if self._restored is not None:
-            self._resume(*self._restored)
+        if self._restored_note is not None:
+            self._resume(self._restored_note)
         training = self.train.training_batches(
             seed=self.recipe.seed,
             first_step=self.done,
@@ -167,23 +151,24 @@ class Loop:
                 self._profile.close()
                 self.engine.close()
         self._weight_files.set_has_checkpoint()
-        if not self.interrupted and self.last and not math.isfinite(self.last["loss"]):
+        last = self.state.scores.last
+        if not self.interrupted and last and not math.isfinite(last["loss"]):
             raise Diverged(
-                f"the held-out loss is {self.last['loss']} after step {self.done}, the last one, so the weights in "
+                f"the held-out loss is {last['loss']} after step {self.done}, the last one, so the weights in "
                 f"{self.run.weights} are broken: {self._restart_advice}"
             )
 
     def _repeat_cut_evaluation(self) -> bool:
         """Evaluate if a signal cut the evaluation of the restored step short; return False if one does so again."""
-        if self.done not in self.schedule.eval_steps or self._is_evaluated:
+        if self.done not in self.schedule.eval_steps or self.state.is_evaluated:
             return True
-        self._is_evaluated = self._evaluate()
-        if self._is_evaluated:
+        self.state.is_evaluated = self._evaluate()
+        if self.state.is_evaluated:
             self._saved_step = -1
             self._save_checkpoint()
         else:
             self.interrupted = self.stop.requested
-        return self._is_evaluated
+        return self.state.is_evaluated
 
     def _train(self, batches: Iterator[Batch]) -> None:
         """Train to the last step, until a signal asks to stop, or until evaluations are no longer better."""
@@ -191,7 +176,9 @@ class Loop:
         for step, batch in enumerate(batches, first_step):
             if self._profile.begins_at(step + 1):
                 self._finish_steps(delay=0)
-            self._profile.begin(step + 1)
+                self._profile.begin()
+                if step > first_step:  # the first step compiles: the throughput is measured from its end
+                    self.display.restart_throughput(self.done)
             self._pending.append((step, batch, self.engine.step(batch)))
             if self.run.has_tensorboard and step in (0, self.schedule.total - 1):
                 shown = training_images(batch, self.recipe.augment.repeats)[:MAX_IMAGES]
@@ -200,12 +187,13 @@ class Loop:
             # seen after the next step.
             stopping = self.stop.requested or signal.SIGTERM * self.engine.should_stop()
             is_eval_step, is_save_step = step + 1 in self.schedule.eval_steps, step + 1 in self.schedule.save_steps
-            # The first step compiles: the throughput is measured from its end.
             is_awaited = stopping or step == first_step or is_eval_step or is_save_step or self._profile.ends_at(step + 1)
             self._finish_steps(delay=0 if is_awaited else METRICS_DELAY)
-            self._profile.end(step + 1)
-            self._is_evaluated = is_eval_step and not stopping and self._evaluate()
-            if is_eval_step and not self._is_evaluated:
+            if self._profile.ends_at(step + 1):
+                self._profile.close()
+                self.display.restart_throughput(self.done)
+            self.state.is_evaluated = is_eval_step and not stopping and self._evaluate()
+            if is_eval_step and not self.state.is_evaluated:
                 stopping = stopping or self.stop.requested  # the signal that cut the evaluation short
             if is_eval_step or is_save_step or stopping:
                 self._save_checkpoint()
@@ -225,26 +213,26 @@ class Loop:
     def _finish_step(self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat]) -> None:
         """Wait for the metrics of a step, then display and record them."""
         metrics = {name: float(value) for name, value in arriving.items()}
-        self.unreadable |= _unreadable_names(self.train, batch)
+        self._add_unreadable(self.train, batch)
         self.done = step + 1
         if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
             if self.recipe.non_finite == "stop":
                 self.done = step
                 raise Diverged(f"{self._not_finite(step, batch, metrics)}: {self._remedy()}")
-            self.skipped += 1
-            self.skipped_in_a_row += 1
+            self.state.skipped += 1
+            self.state.skipped_in_a_row += 1
             self.display.print_line(f"{self._not_finite(step, batch, metrics)}; the step is skipped")
-            if self.skipped_in_a_row == MAX_SKIPPED:
+            if self.state.skipped_in_a_row == MAX_SKIPPED:
                 raise Diverged(f"{self._not_finite(step, batch, metrics)}: {self._remedy_after_skips()}")
         else:
-            self.skipped_in_a_row = 0
-            self._recent_metrics.append(metrics)
+            self.state.skipped_in_a_row = 0
+            self.state.recent_metrics.append(metrics)
         self.display.step(self.done, self._epoch, metrics, pending=len(self._pending))
-        self._mean_metrics = {}
+        self.state.mean_metrics = {}
         if self.done % self.recipe.log_every == 0 or self.done == self.schedule.total:
-            self._mean_metrics = _mean(self._recent_metrics) | {"lr": metrics["lr"]}
-            self.run.log("train", self.done, self._epoch, self._mean_metrics)
-            self._recent_metrics.clear()
+            self.state.mean_metrics = _mean(self.state.recent_metrics) | {"lr": metrics["lr"]}
+            self.run.log("train", self.done, self._epoch, self.state.mean_metrics)
+            self.state.recent_metrics.clear()
 
     def _not_finite(self, step: int, batch: Batch, metrics: Mapping[str, float]) -> str:
         what = "loss" if not math.isfinite(metrics["loss"]) else "grad_norm"
@@ -264,18 +252,33 @@ class Loop:
 
     @property
     def _restart_advice(self) -> str:
-        best = f", or --init {self.run.path} from its best weights" if self.best else ""
+        best = f", or --init {self.run.path} from its best weights" if self.state.scores.best else ""
         return f"start again with a lower --optimizer.lr{best}"
 
     # Evaluation and checkpoints ----------------------------------------------------------------------------------
 
     def _evaluate(self) -> bool:
         """Evaluate the weights on the held-out set and save the best; return False if a signal cut it short."""
-        self._is_evaluated = False  # stays False if a file cannot be written: the resumed run evaluates again
+        self.state.is_evaluated = False  # stays False if a file cannot be written: the resumed run evaluates again
+        if (evaluated := self._run_evaluation()) is None:
+            return False
+        results, first_images = evaluated
+        self._log_evaluation(results)
+        if self.run.has_tensorboard and not self.engine.is_distributed and math.isfinite(self.state.scores.last["loss"]):
+            maps = patch_attention(self.engine.attention_maps(first_images), self.train.config)
+            self.run.log_image("attention", self.done, image_grid(overlay_attention(first_images, maps)))
+        self._save_if_best()
+        return True
+
+    def _run_evaluation(self) -> tuple[list[list[Arrays]], NDArray[np.uint8]] | None:
+        """Return the results of each batch of the held-out set, and its first images; None if a signal cut it short.
+
+        The results are those of the EMA, then those of the weights themselves; without an EMA, of the weights alone.
+        """
         raw_flags = (False, True) if self.engine.has_ema else (False,)  # values of `raw`
         pending = deque[list[EvalOutput]]()  # results that the devices may still compute
         results: list[list[Arrays]] = [[] for _ in raw_flags]
-        first_images = np.empty(0, np.uint8)  # for a picture
+        first_images = np.empty(0, np.uint8)
 
         def collect() -> None:
             for arrays, evaluated in zip(results, pending.popleft(), strict=True):
@@ -283,39 +286,45 @@ class Loop:
 
         for batch in self.held_out.evaluation_batches():
             if self.stop.requested:
-                return False
+                return None
             first_images = first_images if len(first_images) else batch.images[:MAX_IMAGES]
             pending.append([self.engine.evaluate(batch, raw=raw) for raw in raw_flags])
             while len(pending) > METRICS_DELAY:
                 collect()
-            self.unreadable |= _unreadable_names(self.held_out, batch)
+            self._add_unreadable(self.held_out, batch)
         while pending:
             collect()
-        self.last = self._compute_metrics(results[0])
-        self.run.log("held_out", self.done, self._epoch, self.last)
+        return results, first_images
+
+    def _log_evaluation(self, results: list[list[Arrays]]) -> None:
+        """Record and print the metrics of an evaluation, from what `_run_evaluation` returns."""
+        scores, raw = self.state.scores, self.state.scores_raw
+        scores.last = self._compute_metrics(results[0])
+        self.run.log("held_out", self.done, self._epoch, scores.last)
         if self.engine.has_ema:
-            self.last_raw = self._compute_metrics(results[1])
-            self.run.log("held_out_raw", self.done, self._epoch, self.last_raw)
-        training = self._mean_metrics or _mean(self._recent_metrics)
-        self.display.print_evaluation(self.done, self._epoch, training, self.last, self.last_raw)
-        for which, metrics in {"held-out loss": self.last, "held-out loss of the raw weights": self.last_raw}.items():
+            raw.last = self._compute_metrics(results[1])
+            self.run.log("held_out_raw", self.done, self._epoch, raw.last)
+        training = self.state.mean_metrics or _mean(self.state.recent_metrics)
+        self.display.print_evaluation(self.done, self._epoch, training, scores.last, raw.last)
+        for which, metrics in {"held-out loss": scores.last, "held-out loss of the raw weights": raw.last}.items():
             if metrics and not math.isfinite(metrics["loss"]):
                 self.display.print_line(
                     f"the {which} is {metrics['loss']}: these weights are not the best, whatever their "
                     f"{PRIMARY_METRIC[self.task]}"
                 )
-        if self.run.has_tensorboard and not self.engine.is_distributed and math.isfinite(self.last["loss"]):
-            maps = patch_attention(self.engine.attention_maps(first_images), self.train.config)
-            self.run.log_image("attention", self.done, image_grid(overlay_attention(first_images, maps)))
-        is_better = self._is_better(self.last, self.best)
+
+    def _save_if_best(self) -> None:
+        """Write the weights of the newest evaluation to the files of best weights if they are the best."""
+        scores, raw = self.state.scores, self.state.scores_raw
+        is_better = self._is_better(scores)
         if is_better:
             self._weight_files.write_best(self.run.best, self.done)
-            self.best = self.last  # set last, so that the checkpoint saved after a failed write does not name these as best
-        if self.engine.has_ema and self._is_better(self.last_raw, self.best_raw):
+            # Set last, so that the checkpoint saved after a failed write does not name these as best.
+            scores.best = scores.last
+        if self.engine.has_ema and self._is_better(raw):
             self._weight_files.write_best(self.run.best_raw, self.done, raw=True)
-            self.best_raw = self.last_raw
-        self.evaluations_since_best = 0 if is_better else self.evaluations_since_best + 1
-        return True
+            raw.best = raw.last
+        self.state.evaluations_since_best = 0 if is_better else self.state.evaluations_since_best + 1
 
     def _compute_metrics(self, results: list[Arrays]) -> dict[str, float]:
         """Return the metrics of the held-out set, from the results of each batch."""
@@ -327,12 +336,12 @@ class Loop:
             **compute_metrics(self.task, outputs[readable], self.held_out.targets[readable], self.classes),
         }
 
-    def _is_better(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
-        """Return whether an evaluation is better than the best one; one whose loss is not finite never is."""
+    def _is_better(self, scores: Scores) -> bool:
+        """Return whether the newest metrics are better than the best; those whose loss is not finite never are."""
         name = PRIMARY_METRIC[self.task]
-        if not math.isfinite(metrics["loss"]):
+        if not math.isfinite(scores.last["loss"]):
             return False
-        return not best or is_better(name, metrics[name], than=best[name])
+        return not scores.best or is_better(name, scores.last[name], than=scores.best[name])
 
     def _save_checkpoint(self) -> None:
         """Start to write a checkpoint of the engine's state and the loop's, and write the weights."""
@@ -340,29 +349,17 @@ class Loop:
             return
         is_first = self._saved_step < 0
         self._saved_step = self.done  # before writing: a write that fails is not tried twice
-        state = LoopState(
-            run_id=self.run.id,
-            last=self.last,
-            best=self.best,
-            last_raw=self.last_raw,
-            best_raw=self.best_raw,
-            is_evaluated=self._is_evaluated,
-            evaluations_since_best=self.evaluations_since_best,
-            best_files=dict(self._weight_files.recorded),
-            recent_metrics=list(self._recent_metrics),  # a copy: the engine may write it after the list has changed
-            mean_metrics=self._mean_metrics,
-            unreadable=sorted(self.unreadable),
-            skipped=self.skipped,
-            skipped_in_a_row=self.skipped_in_a_row,
-            seconds=self.run.seconds,
-            num_records=self.run.count_records(self.done, is_evaluated=self._is_evaluated),
-        )
-        self.engine.save_checkpoint(self.done, state)
+        if gone := folder_gone_error(self.run.path):  # Orbax would make the folder again
+            raise gone
+        self.state.run_id, self.state.seconds = self.run.id, self.run.seconds
+        self.state.num_records = self.run.count_records(self.done, is_evaluated=self.state.is_evaluated)
+        # A copy: the engine may write it after the state has changed.
+        self.engine.save_checkpoint(self.done, deepcopy(self.state))
         if not is_first:
             self._weight_files.set_has_checkpoint()  # the previous checkpoint is complete when this one begins
         self._weight_files.write_newest()
 
-    def _resume(self, state: LoopState, note: str) -> None:
+    def _resume(self, note: str) -> None:
         """Say from where the run resumes, and make its weight files agree with the restored checkpoint.
 
         note: note of the engine about the checkpoint; "" for none.
@@ -372,40 +369,46 @@ class Loop:
             self.display.print_line(
                 f"--profile {steps[0]} {steps[1]}: the run has done these steps already, and can profile only later ones"
             )
-        if (missing := state.num_records - len(self.run.records)) > 0:
+        if (missing := self.state.num_records - len(self.run.records)) > 0:
             self.display.print_line(
-                f"{self.run.path / 'metrics.jsonl'} lacks {missing:,} of the {state.num_records:,} records up to this "
+                f"{self.run.path / 'metrics.jsonl'} lacks {missing:,} of the {self.state.num_records:,} records up to this "
                 "step: it was cut or replaced, and the curves lack them too"
             )
         if note:
             self.display.print_line(note)
         # The files may have other weights: the run ended before they were written, or it resumes from an older checkpoint.
         self._weight_files.write_newest()
-        self.best = self._restore_best(self.run.best, self.best, self.last)
-        self.best_raw = self._restore_best(self.run.best_raw, self.best_raw, self.last_raw, raw=True)
+        self._restore_best(self.run.best)
+        self._restore_best(self.run.best_raw, raw=True)
 
-    def _restore_best(
-        self, path: Path, best: dict[str, float], last: dict[str, float], *, raw: bool = False
-    ) -> dict[str, float]:
-        """Return the best metrics, or {} if their weights are neither in their file nor in a checkpoint.
+    def _restore_best(self, path: Path, *, raw: bool = False) -> None:
+        """Restore a file of best weights; forget their metrics if they are neither in that file nor in a checkpoint.
 
         path, raw: see `WeightFiles.restore_best`.
-        best, last: the best and the newest metrics.
         """
-        if not best:
-            return {}
+
+        def scores_of(state: LoopState) -> Scores:
+            return state.scores_raw if raw else state.scores
 
         def is_best(state: LoopState) -> bool:
-            return state.is_evaluated and equal_metrics(state.last_raw if raw else state.last, best)
+            return state.is_evaluated and equal_metrics(scores_of(state).last, scores.best)
 
-        is_newest = self._is_evaluated and equal_metrics(best, last)
-        is_kept = self._weight_files.restore_best(path, self.done, is_newest=is_newest, is_best=is_best, raw=raw)
-        return best if is_kept else {}
+        scores = scores_of(self.state)
+        if scores.best and not self._weight_files.restore_best(
+            path, self.done, is_newest=is_best(self.state), is_best=is_best, raw=raw
+        ):
+            scores.best = {}
 
     @property
     def is_readable_held_out(self) -> NDArray[np.bool_]:
         """Which held-out images could be read, (images,): metrics are of these."""
-        return np.array([escape_surrogates(name) not in self.unreadable for name in self.held_out.examples.names])
+        unreadable = set(self.state.unreadable)
+        return np.array([escape_surrogates(name) not in unreadable for name in self.held_out.examples.names])
+
+    def _add_unreadable(self, loader: DataLoader, batch: Batch) -> None:
+        """Record the names of the images of a batch that could not be read, as the JSON of a checkpoint can hold them."""
+        if names := {escape_surrogates(loader.examples.names[row]) for row in batch.rows[~batch.readable]}:
+            self.state.unreadable = sorted(names.union(self.state.unreadable))
 
     @property
     def _epoch(self) -> float:
@@ -415,8 +418,3 @@ class Loop:
 def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
     """Return the means of the metrics of several steps; {} of none."""
     return {name: float(np.mean([each[name] for each in metrics])) for name in (metrics[0] if metrics else ())}
-
-
-def _unreadable_names(loader: DataLoader, batch: Batch) -> set[str]:
-    """Return the names of the images of a batch that could not be read, as the JSON of a checkpoint can hold them."""
-    return {escape_surrogates(loader.examples.names[row]) for row in batch.rows[~batch.readable]}

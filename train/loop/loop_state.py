@@ -1,58 +1,81 @@
-"""The state of the loop that is saved with a checkpoint, and its checks: a file may be damaged, or an older version's."""
+"""The state of the loop, which it saves with a checkpoint, and its checks: a file may be damaged, or an older version's."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 Metrics = dict[str, float]
 
-# Keys in the JSON of a checkpoint that differ from the names of the fields.  Checkpoints of all versions have them.
-KEYS = {
-    "run_id": "run",
+# The keys in the JSON of a checkpoint, by the fields.  Checkpoints of all versions have those of `FIRST_KEYS`.
+FIRST_KEYS = {
+    "scores.last": "last",
+    "scores.best": "best",
     "is_evaluated": "looked",
-    "evaluations_since_best": "since_best",
     "recent_metrics": "window",
     "mean_metrics": "mean",
     "unreadable": "unread",
+    "skipped": "skipped",
+    "seconds": "seconds",
+}
+KEYS = FIRST_KEYS | {
+    "run_id": "run",
+    "scores_raw.last": "last_raw",
+    "scores_raw.best": "best_raw",
+    "best_files": "best_files",
     "num_records": "records",
+    "evaluations_since_best": "since_best",
+    "skipped_in_a_row": "skipped_in_a_row",
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopState:
-    """The state of the loop that a checkpoint has.  Checkpoints of older versions lack some fields: those with a default.
+@dataclass
+class Scores:
+    """The newest and the best held-out metrics of one kind of weights; {} before the first evaluation."""
 
-    run_id: id of the run; "": not known.
-    last, best, last_raw, best_raw, evaluations_since_best, unreadable, skipped, skipped_in_a_row: see
-        `train.loop.loop.Loop`.
-    is_evaluated: whether `last` belongs to the weights of the checkpoint.
-    best_files: see `train.loop.weight_files.WeightFiles.recorded`.
+    last: Metrics = field(default_factory=dict)
+    best: Metrics = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class LoopState:
+    """The state of the loop: what it saves with a checkpoint.
+
+    scores: scores of the EMA of the weights if the engine has one, else of the weights themselves.
+    scores_raw: scores of the weights themselves if there is an EMA, else empty.
+    is_evaluated: whether `scores.last` belongs to the current weights.
+    evaluations_since_best: number of evaluations since the best one.
     recent_metrics: metrics of each step since the last record of training in metrics.jsonl.
     mean_metrics: the record of training after this step; {} if there is none.
+    unreadable: names of images that could not be read, sorted.
+    skipped: number of steps that changed nothing because their loss or gradient norm was not finite.
+    skipped_in_a_row: number of such steps since the last step that was not skipped.
+    best_files: see `train.loop.weight_files.WeightFiles.recorded`.
+
+    Set when a checkpoint is saved:
+    run_id: id of the run; "": not known.
     seconds: the time that the run has taken, in all its parts.
     num_records: number of records in metrics.jsonl up to this step.
     """
 
-    last: Metrics
-    best: Metrics
-    is_evaluated: bool
-    recent_metrics: list[Metrics]
-    mean_metrics: Metrics
-    unreadable: list[str]
-    skipped: int
-    seconds: float
-    run_id: str = ""
-    last_raw: Metrics = field(default_factory=dict)
-    best_raw: Metrics = field(default_factory=dict)
-    best_files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    num_records: int = 0
+    scores: Scores = field(default_factory=Scores)
+    scores_raw: Scores = field(default_factory=Scores)
+    is_evaluated: bool = False
     evaluations_since_best: int = 0
+    recent_metrics: list[Metrics] = field(default_factory=list)
+    mean_metrics: Metrics = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+    skipped: int = 0
     skipped_in_a_row: int = 0
+    best_files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    run_id: str = ""
+    seconds: float = 0.0
+    num_records: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON object; metrics may be NaN."""
-        return {KEYS.get(each.name, each.name): getattr(self, each.name) for each in fields(self)}
+        return {key: attrgetter(path)(self) for path, key in KEYS.items()}
 
     @classmethod
     def from_json(cls, found: Any, primary_metric: str) -> "LoopState | None":
@@ -60,13 +83,13 @@ class LoopState:
 
         primary_metric: primary metric of the task, see `train.loop.metrics.PRIMARY_METRIC`.
         """
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or not found.keys() >= set(FIRST_KEYS.values()):
             return None
-        keys = {each.name: KEYS.get(each.name, each.name) for each in fields(cls)}
-        try:
-            state = cls(**{name: found[key] for name, key in keys.items() if key in found})
-        except TypeError:  # a field without a default is missing
-            return None
+        state = cls()
+        for path, key in KEYS.items():
+            if key in found:
+                owner, _, name = path.rpartition(".")
+                setattr(getattr(state, owner) if owner else state, name, found[key])
         return state if state._is_valid(primary_metric) else None
 
     def _is_valid(self, primary_metric: str) -> bool:
@@ -75,9 +98,10 @@ class LoopState:
             isinstance(self.recent_metrics, list)
             and all(
                 isinstance(each, dict) and all(type(value) in (int, float) for value in each.values())
-                for each in (self.last, self.best, self.last_raw, self.best_raw, self.mean_metrics, *self.recent_metrics)
+                for scores in (self.scores, self.scores_raw)
+                for each in (scores.last, scores.best, self.mean_metrics, *self.recent_metrics)
             )
-            and all(primary_metric in each for each in (self.best, self.best_raw) if each)
+            and all(primary_metric in each.best for each in (self.scores, self.scores_raw) if each.best)
             and isinstance(self.unreadable, list)
             and all(isinstance(name, str) for name in self.unreadable)
             and isinstance(self.best_files, dict)

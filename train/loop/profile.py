@@ -20,24 +20,18 @@ class Profile:
     def begins_at(self, number: int) -> bool:
         """Return whether the step of this number, which comes next, is the first one to profile.
 
-        All steps before must be finished when `begin` is called: parts of those that still run would be in the profile.
+        If so, call `begin` when all steps before are finished: parts of those that still run would be in the profile.
         """
         return not self._is_active and self._first <= number <= self._last
 
-    def begin(self, number: int) -> None:
-        """Start the profile if the step of this number, which comes next, is the first one to profile."""
-        if self.begins_at(number):
-            self._engine.profile(self._folder)
-            self._is_active = True
+    def begin(self) -> None:
+        """Start the profile."""
+        self._engine.profile(self._folder)
+        self._is_active = True
 
     def ends_at(self, number: int) -> bool:
-        """Return whether the step of this number is the last one."""
+        """Return whether the step of this number is the last one.  If so, call `close` when it is finished."""
         return number == self._last
-
-    def end(self, number: int) -> None:
-        """Write the profile if the step of this number, which is finished, is the last one."""
-        if self.ends_at(number):
-            self.close()
 
     def close(self) -> None:
         """Write the profile if it was started and is not written yet."""

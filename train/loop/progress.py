@@ -82,7 +82,9 @@ class ProgressDisplay:
         self._console.print("  ".join(words), highlight=False, soft_wrap=True)
 
     def restart_throughput(self, done: int) -> None:
-        """Measure the throughput from here on, after an evaluation or a checkpoint; no step is pending."""
+        """Measure the throughput from here on, after an evaluation, a checkpoint or an end of a profile.
+
+        No step is pending."""
         self._times.clear()
         self._times[0].append((done, time.monotonic()))
 

@@ -107,11 +107,7 @@ class RunFolder:
         if not is_main:
             return  # the main process makes and checks the folder
         new = not path.exists()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._refuse_foreign_folder(path)
-        except OSError as error:
-            raise folder_error(path, error) from None
+        _make_folder(path)
         self._lock = Lock(path)
         try:
             _refuse_other_than_files(path)
@@ -124,14 +120,6 @@ class RunFolder:
                 with suppress(OSError):  # it is not empty
                     path.rmdir()
             raise
-
-    def _refuse_foreign_folder(self, path: Path) -> None:
-        """Refuse a folder with files other than those of a run, or of a run that ended before it wrote its config."""
-        files = (path / "config.json", path / DATA_FILE)
-        if not files[0].exists():
-            allowed = {LOCK_FILE, DATA_FILE, *(temporary_path(file).name for file in files)}
-            if not {entry.name for entry in path.iterdir()} <= allowed:
-                raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it")
 
     def _write_description(self, path: Path, source: Dataset | None, recipe: Recipe) -> None:
         """Refuse a folder with another run; write config.json and data.json of a new one."""
@@ -233,7 +221,7 @@ class RunFolder:
             if self._wandb is not None:
                 self._wandb.finish()
             if self._events is not None:
-                with convert_write_errors(self.path):
+                with convert_write_errors(self.path, self.path):
                     self._events.close()
         finally:
             if self._is_main:
@@ -263,7 +251,7 @@ class RunFolder:
             InputError: the mark cannot be written.
         """
         if self._is_main:
-            with convert_write_errors(self.path / UNFINISHED_FILE):
+            with convert_write_errors(self.path / UNFINISHED_FILE, self.path):
                 (self.path / UNFINISHED_FILE).touch()
 
     def mark_first_checkpoint_finished(self) -> None:
@@ -273,7 +261,7 @@ class RunFolder:
             InputError: the mark cannot be removed.
         """
         if self._is_main:
-            with convert_write_errors(self.path / UNFINISHED_FILE):
+            with convert_write_errors(self.path / UNFINISHED_FILE, self.path):
                 (self.path / UNFINISHED_FILE).unlink(missing_ok=True)
 
     def resume_at(self, step: int, seconds: float, *, is_evaluated: bool) -> None:
@@ -294,7 +282,7 @@ class RunFolder:
         self._write_files()
         _write_text(metrics, "".join(json_line(record) for record in self.records))
         if self._tensorboard:
-            with convert_write_errors(self.path):
+            with convert_write_errors(self.path, self.path):
                 self._events = EventWriter(self.path, after=step)
         if self._project:
             import wandb
@@ -320,7 +308,7 @@ class RunFolder:
         names = (path.with_name(f"{path.stem}-unverified{number}{path.suffix}") for number in numbers)
         new = next(name for name in names if not os.path.lexists(name))
         if self._is_main:
-            with convert_write_errors(path):
+            with convert_write_errors(path, self.path):
                 path.rename(new)
         return new
 
@@ -335,11 +323,11 @@ class RunFolder:
         if not self._is_main:
             return
         file = self.path / "metrics.jsonl"
-        with convert_write_errors(file), file.open("a") as lines:
+        with convert_write_errors(file, self.path), file.open("a") as lines:
             lines.write(json_line(record))
         scalars = {f"{set_name}/{name}": value for name, value in metrics.items()}
         if self._events is not None:
-            with convert_write_errors(self.path):
+            with convert_write_errors(self.path, self.path):
                 self._events.add_scalars(step, scalars)
         if self._wandb is not None:
             self._wandb.log(scalars, step=step)
@@ -352,8 +340,45 @@ class RunFolder:
     def log_image(self, name: str, step: int, pixels: NDArray[np.uint8]) -> None:
         """Write a picture, (H, W, 3) uint8, to TensorBoard."""
         assert self._events is not None
-        with convert_write_errors(self.path):
+        with convert_write_errors(self.path, self.path):
             self._events.add_image(step, name, pixels)
+
+
+def check_folder(path: Path) -> None:
+    """Check that a run can have a folder, and leave nothing behind.
+
+    Raises:
+        InputError: the folder cannot be made, or has files other than those of a run.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    try:
+        _make_folder(path)
+    finally:
+        for each in missing:
+            with suppress(OSError):  # it was not made
+                each.rmdir()
+
+
+def _make_folder(path: Path) -> None:
+    """Make the folder of a run if it does not exist.
+
+    Raises:
+        InputError: see `check_folder`.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign_folder(path)
+    except OSError as error:
+        raise folder_error(path, error) from None
+
+
+def _refuse_foreign_folder(path: Path) -> None:
+    """Refuse a folder with files other than those of a run, or of a run that ended before it wrote its config."""
+    files = (path / "config.json", path / DATA_FILE)
+    if not files[0].exists():
+        allowed = {LOCK_FILE, DATA_FILE, *(temporary_path(file).name for file in files)}
+        if not {entry.name for entry in path.iterdir()} <= allowed:
+            raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it")
 
 
 def _write_text(path: Path, text: str) -> None:

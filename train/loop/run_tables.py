@@ -1,7 +1,7 @@
 """The tables that are printed when a run starts and ends, and the lines in them about what was assumed."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +18,8 @@ from train.recipes import IMAGENET, RECIPES, DataInfo, Recipe, Task, flatten_fie
 from train.recipes.fields import flag_name, format_value
 from vit_spec import ViTConfig
 from vit_spec.printable import printable
+
+Row = tuple[str, str]  # a name and a text
 
 _MAX_NAMES = 5  # of classes in a row
 
@@ -36,7 +38,7 @@ def start_table(
     options: dict[str, str],
     assumptions: list[str],
     warnings: list[str],
-) -> dict[str, str]:
+) -> list[Row]:
     """Return the rows of the table that is printed before the first step.
 
     options: rows about what the recipe adds to the usual.
@@ -50,7 +52,7 @@ def start_table(
     shapes = {"cosine": "cosine to 0", "constant": "constant", "rsqrt": "1 / sqrt(step)"}
     ending = f", linear to 0 in the last {schedule.cooldown:.0f}" if schedule.cooldown else ""
     model = recipe.model.name if recipe.init is None else f"of {recipe.init}"
-    return {
+    first_rows = {
         "recipe": f"{name}, seed {recipe.seed}",
         "model": f"{model}, {config.depth} blocks of width {config.width}, {config.num_heads} heads",
         "parameters": f"{vit_spec.count(config):,}",
@@ -60,47 +62,52 @@ def start_table(
         "steps": f"{schedule.total:,} of {recipe.batch_size} images, {schedule.epochs:g} epochs",
         "learning rate": f"{o.name}, up to {o.lr:g} in {schedule.warmup:.0f} steps, then {shapes[recipe.decay]}{ending}",
         **options,
-        # Blank names of different lengths: each row needs a key of its own.
-        **{"assumed" if not i else " " * i: note for i, note in enumerate(assumptions)},
-        **{"warning" if not i else " " * (len(assumptions) + i): note for i, note in enumerate(warnings)},
-        "folder": str(path),
     }
+    notes = [*rows_of("assumed", assumptions), *rows_of("warning", warnings)]
+    return [*first_rows.items(), *notes, ("folder", str(path))]
+
+
+def rows_of(name: str, lines: Sequence[str]) -> list[Row]:
+    """Return a row for each line; only the first one has the name."""
+    return [("" if i else name, line) for i, line in enumerate(lines)]
 
 
 def dry_run_table(loop: Loop, run: RunFolder) -> dict[str, str]:
     """Return the row that is printed after a dry run."""
-    last = ", ".join(f"{name} {format_metric(name, value)}" for name, value in loop.last.items() if "/" not in name)
+    metrics = loop.state.scores.last
+    last = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics.items() if "/" not in name)
     count = len(loop.held_out.examples)
     return {"dry run": f"one step and an evaluation of {count} images ({last}) in {run.seconds:.0f} s; nothing is saved"}
 
 
 def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     """Return the rows that are printed after a run: results, files, and commands to continue with."""
+    state, scores, raw = loop.state, loop.state.scores, loop.state.scores_raw
     metric, ended = PRIMARY_METRIC[loop.task], "interrupted" if loop.interrupted else "finished"
     ema = ", the moving average of the weights (--ema)" if loop.engine.has_ema else ""
     rows = {ended: f"{loop.done:,} of {loop.schedule.total:,} steps in {run.seconds:.0f} s"}
     if loop.is_stopped_early:
-        rows["stopped early"] = f"{loop.evaluations_since_best} evaluations without a better {metric} (--patience)"
+        rows["stopped early"] = f"{state.evaluations_since_best} evaluations without a better {metric} (--patience)"
     if (steps := loop.recipe.profile) and loop.done < steps[0] and not loop.interrupted:
         rows["not profiled"] = f"the run ended at step {loop.done:,}, before those of --profile {steps[0]} {steps[1]}"
-    if loop.unreadable:
-        n = len(loop.unreadable)
-        rows["unreadable"] = f"{n} image{'s' * (n > 1)}: {', '.join(sorted(loop.unreadable)[:3])}{', ...' * (n > 3)}"
-    if loop.skipped:
-        newest = f", the last {loop.skipped_in_a_row} among them" if loop.skipped_in_a_row else ""
-        rows["skipped"] = f"{loop.skipped} of the steps{newest}: their loss or gradient norm was not finite"
-    if loop.last:
-        metrics = {name: value for name, value in loop.last.items() if "/" not in name}
+    if state.unreadable:
+        n = len(state.unreadable)
+        rows["unreadable"] = f"{n} image{'s' * (n > 1)}: {', '.join(state.unreadable[:3])}{', ...' * (n > 3)}"
+    if state.skipped:
+        newest = f", the last {state.skipped_in_a_row} among them" if state.skipped_in_a_row else ""
+        rows["skipped"] = f"{state.skipped} of the steps{newest}: their loss or gradient norm was not finite"
+    if scores.last:
+        metrics = {name: value for name, value in scores.last.items() if "/" not in name}
         rows["held out"] = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics.items())
         constant = constant_score(loop.task, loop.held_out.targets[loop.is_readable_held_out])
         if constant[0] in metrics:
             rows["held out"] += f"; one answer for all images: {format_metric(*constant)}"
-    if loop.best:
-        rows["best"] = f"{metric} {format_metric(metric, loop.best[metric])}, in {run.best}{ema}"
-    if loop.best_raw:
-        is_raw_better = bool(loop.best) and is_better(metric, loop.best_raw[metric], than=loop.best[metric])
+    if scores.best:
+        rows["best"] = f"{metric} {format_metric(metric, scores.best[metric])}, in {run.best}{ema}"
+    if raw.best:
+        is_raw_better = bool(scores.best) and is_better(metric, raw.best[metric], than=scores.best[metric])
         rows["best raw"] = (
-            f"{metric} {format_metric(metric, loop.best_raw[metric])}, in {run.best_raw}, the weights themselves"
+            f"{metric} {format_metric(metric, raw.best[metric])}, in {run.best_raw}, the weights themselves"
             f"{', better than their average' * is_raw_better}"
         )
     rows["weights"] = f"{run.weights}, after step {loop.done:,}{ema}"
@@ -121,10 +128,11 @@ def first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMES]) + ", ..." * (len(names) > _MAX_NAMES)
 
 
-def print_table(console: Console, rows: dict[str, str]) -> None:
+def print_table(console: Console, rows: Iterable[Row]) -> None:
     """Print a name and a text per line, aligned.  Long lines are not wrapped, so that commands and paths can be copied."""
-    width = max(map(len, rows))
-    for name, text in rows.items():
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
         console.print(
             Text(printable(f"{name:{width}}  "), style="bold"),
             Text(printable(text)),

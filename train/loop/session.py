@@ -26,7 +26,7 @@ from train.loop.lock import create_run_folder
 from train.loop.loop import Diverged, Loop
 from train.loop.progress import ProgressDisplay
 from train.loop.request import Request
-from train.loop.run_folder import RunFolder
+from train.loop.run_folder import RunFolder, check_folder
 from train.loop.saved_run import CHECKPOINTS, extended_lineage, saved_model_config
 from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
@@ -34,8 +34,8 @@ from train.loop.teacher import Teacher
 from train.loop.teacher_weights import load_teacher
 from train.loop.write_files import convert_write_errors
 from train.recipes import Recipe, Task, model_config
+from train.step_cost import flops_per_image
 from vit_spec import InputError, ViTConfig
-from vit_spec.cost import training_flops
 
 # Appended to the error about a damaged image
 CORRUPT_ADVICE = "; or skip damaged images with --corrupt skip; --compare-data none resumes with replaced images"
@@ -81,6 +81,8 @@ def train(request: Request, make_engine: EngineFactory) -> int:
         raise InputError("--wandb needs the package wandb, which is not installed: pip install wandb")
     if not request.dry_run:
         return _train_in_folder(_prepare(request), make_engine)
+    if request.recipe.run:
+        check_folder(Path(request.recipe.run))  # the dry run itself has another folder
     with tempfile.TemporaryDirectory() as folder:
         held_out = request.source.held_out.take(range(min(request.recipe.batch_size, len(request.source.held_out))))
         recipe = replace(request.recipe, run=str(Path(folder) / "run"), wandb=None, profile=None)
@@ -181,7 +183,8 @@ def _mfu_per_image(prepared: PreparedRun, engine: Engine) -> float | None:
     """
     if engine.peak_flops is None or prepared.request.recipe.optimizer.freeze:
         return None
-    return 3 * training_flops(prepared.config) / engine.peak_flops
+    teacher = prepared.teacher.checkpoint.config if prepared.teacher else None
+    return flops_per_image(prepared.config, teacher) / engine.peak_flops
 
 
 def _make_loaders(prepared: PreparedRun, engine: Engine, workers: int) -> tuple[DataLoader, DataLoader]:
@@ -196,7 +199,7 @@ def _make_loaders(prepared: PreparedRun, engine: Engine, workers: int) -> tuple[
     return training, make_loader(source.held_out, prepared.targets[1])
 
 
-def _start_table(prepared: PreparedRun, engine: Engine, run: RunFolder, workers: int) -> dict[str, str]:
+def _start_table(prepared: PreparedRun, engine: Engine, run: RunFolder, workers: int) -> list[run_tables.Row]:
     """Return the rows of the table that is printed before the first step."""
     request, config, teacher = prepared.request, prepared.config, prepared.teacher
     name, recipe, source = request[:3]
@@ -215,7 +218,7 @@ def _start_table(prepared: PreparedRun, engine: Engine, run: RunFolder, workers:
     table = run_tables.start_table(
         request, config, prepared.schedule, engine.hardware, run.path, rows, assumptions, warnings
     )
-    return table | ({"changed": "; ".join(run.changes)} if run.changes else {})
+    return [*table, ("changed", "; ".join(run.changes))] if run.changes else table
 
 
 def _fit(prepared: PreparedRun, loop: Loop, console: Console) -> int:
@@ -225,7 +228,7 @@ def _fit(prepared: PreparedRun, loop: Loop, console: Console) -> int:
     def draw() -> None:
         if run.records and loop.engine.is_main:
             title = run_tables.run_title(request.name, request.recipe, prepared.config)
-            with convert_write_errors(run.path / "curves.png"):
+            with convert_write_errors(run.path / "curves.png", run.path):
                 curves.draw_curves(run.path / "curves.png", run.records, prepared.task, title)
 
     try:
@@ -240,7 +243,7 @@ def _fit(prepared: PreparedRun, loop: Loop, console: Console) -> int:
         raise
     draw()
     table = run_tables.dry_run_table(loop, run) if request.dry_run else run_tables.summary_table(request.command, loop, run)
-    run_tables.print_table(console, table)
+    run_tables.print_table(console, table.items())
     return SIGNALLED + loop.interrupted if loop.interrupted else 0
 
 

@@ -103,5 +103,5 @@ class WeightFiles:
     def _write(self, path: Path, *, raw: bool = False) -> None:
         if not self._has_checkpoint:
             self.run.mark_first_checkpoint_unfinished()
-        with convert_write_errors(path):
+        with convert_write_errors(path, self.run.path):
             self.engine.save_weights(path, raw=raw)

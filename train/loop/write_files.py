@@ -9,24 +9,53 @@ from pathlib import Path
 from vit_spec import InputError
 from vit_spec.errors import DISK_FULL_ERRNOS
 
-FOLDER_GONE = "the run's folder is gone; put it back to resume, or give the same command to start again from step 0"
-
 
 @contextmanager
-def convert_write_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError from writing a file, or a file in this folder, into an InputError of one line."""
+def convert_write_errors(path: Path, run: Path) -> Iterator[None]:
+    """Convert an error from writing into an InputError of one line.
+
+    Args:
+        path: the file, or the folder of a file whose name is not known.
+        run: the folder of the run.
+    """
     try:
         yield
+    except (InputError, FileNotFoundError, NotADirectoryError) as error:
+        if gone := folder_gone_error(run):
+            raise gone from None
+        if isinstance(error, InputError):
+            raise
+        raise _write_error(path, error) from None
     except OSError as error:
-        remedy = "make room there" if error.errno in DISK_FULL_ERRNOS else "correct that"
-        remedy = f"{remedy}, then give the same --run to resume" if path.parent.is_dir() else FOLDER_GONE
-        raise InputError(f"cannot write {path} ({error.strerror or error}): {remedy}") from None
+        raise _write_error(path, error) from None
+
+
+def _write_error(path: Path, error: OSError) -> InputError:
+    remedy = "make room there" if error.errno in DISK_FULL_ERRNOS else "correct that"
+    return InputError(f"cannot write {path} ({error.strerror or error}): {remedy}, then give the same --run to resume")
+
+
+def folder_gone_error(run: Path) -> InputError | None:
+    """Return the error of a run whose folder was moved or removed after config.json was written; None if it is there.
+
+    Only config.json tells: Orbax makes a folder of that name again for its checkpoints.
+    """
+    if (run / "config.json").exists():
+        return None
+    remove = f"remove what is now at {run}, " if os.path.lexists(run) else ""
+    return InputError(
+        f"the run's folder {run} is gone (it has no config.json): {remove}put the run's folder back, then give the same "
+        "--run to resume"
+    )
 
 
 def atomic_write(path: Path, content: bytes) -> None:
-    """Replace a file atomically: it has the old or the new content.  A link is replaced, not its target."""
+    """Replace a file in a run's folder atomically: it has the old or the new content.
+
+    A link is replaced, not its target.
+    """
     temporary = temporary_path(path)
-    with convert_write_errors(path):
+    with convert_write_errors(path, path.parent):
         temporary.unlink(missing_ok=True)
         with temporary.open("xb") as file:
             file.write(content)

@@ -17,6 +17,7 @@ from train.step_cost import MemoryEstimate, Step, state_memory
 from train.torch.tensor_groups import group_length, largest_group
 from train.torch.tensor_support import check_tensor_support
 from vit_spec import Row, ViTConfig
+from vit_spec.cost import ACTIVATION_ARRAYS
 
 Transfers = Counter[tuple[str, str]]
 
@@ -121,16 +122,11 @@ def _block_bytes(s: Step, remat: str) -> int:
         kept += 2 * inner * (narrow + (widened + wide if c.positions.rotary == "mixed" else 0))
     if c.attention.out_norm:
         kept += inner * (narrow + widened) + statistics
-    kept += _activation_function_size(c.mlp.activation) * ff * narrow
+    kept += ACTIVATION_ARRAYS[c.mlp.activation] * ff * narrow
     kept += (ff + c.width) * bool(c.regularisation.mlp_drop)  # masks
     if c.mlp.norm:
         kept += ff * wide + statistics
     return t * kept + _attention_bytes(s) + norms * bool(c.regularisation.drop_path)
-
-
-def _activation_function_size(kind: str) -> int:
-    """Return how many arrays of hidden units an activation function and the linear layer after it keep."""
-    return {"relu": 1, "quick_gelu": 3, "swiglu": 4}.get(kind, 2)
 
 
 def _attention_bytes(s: Step) -> int:

@@ -1049,6 +1049,13 @@ def test_classes_of_one_image_each_cannot_be_held_out(tmp_path: Path) -> None:
     assert "each of its 12 classes has one image, and none can be held out: add images, or choose other targets" in message
 
 
+def test_classes_of_one_image_each_in_a_folder_get_no_advice_about_columns(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
+    assert error_message(f"folder:{tmp_path}").endswith("has one image, and none can be held out: add images")
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet", "tar"])
 def test_a_single_class_is_refused_by_every_source(tmp_path: Path, kind: str) -> None:
     spec = {

@@ -22,6 +22,7 @@ pytest.importorskip("grain")
 pytest.importorskip("sklearn")
 
 import parity
+import vit_spec
 from parity.comparison.reproducible_init import weights
 from tests import ROOT
 from train.cli import main
@@ -238,7 +239,7 @@ def test_an_evaluation_whose_loss_is_not_finite_is_never_the_best(
     printed = capsys.readouterr().out
     assert printed.count("the held-out loss is nan: these weights are not the best, whatever their accuracy") == 2
     state = LoopState.from_json(json.loads((tmp_path / "run/checkpoints/4/state.json").read_text()), "accuracy")
-    assert state is not None and state.best["accuracy"] < 0.2 and state.last["accuracy"] == 1
+    assert state is not None and state.scores.best["accuracy"] < 0.2 and state.scores.last["accuracy"] == 1
     assert state.evaluations_since_best == 3 and checkpoint_rank("classes", state) is None
 
 
@@ -292,6 +293,7 @@ def test_a_newer_checkpoint_of_another_run_is_named_as_such(tmp_path: Path) -> N
 class Steady(FakeEngine):
     """An engine whose steps take 100 ms of a clock after a first one of 5 s, and whose evaluations take 1 s.
 
+    The start of a profile takes 3 s, and its end too.
     A synchronous step has ended when `step` returns.  Otherwise, reading its metrics waits for its end.
     """
 
@@ -313,6 +315,9 @@ class Steady(FakeEngine):
         Steady.now += 1.0
         return super().evaluate(batch, raw=raw)
 
+    def profile(self, folder: Path | None) -> None:
+        Steady.now += 3.0
+
 
 class Late:
     """A metric that is known when the clock of `Steady` has reached a time."""
@@ -326,10 +331,13 @@ class Late:
 
 
 @pytest.mark.parametrize("is_synchronous", [True, False])
-@pytest.mark.parametrize(("steps", "eval_every"), [(5, 2), (30, 15)])
+@pytest.mark.parametrize(
+    ("steps", "eval_every", "profile"), [(5, 2, None), (30, 15, None), (9, 9, (1, 2)), (9, 9, (3, 5)), (9, 9, (4, 8))]
+)
 def test_the_throughput_is_true_whether_or_not_steps_are_asynchronous(
     steps: int,
     eval_every: int,
+    profile: tuple[int, int] | None,
     is_synchronous: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -340,6 +348,7 @@ def test_the_throughput_is_true_whether_or_not_steps_are_asynchronous(
     monkeypatch.setattr("train.loop.progress.time", SimpleNamespace(monotonic=lambda: Steady.now))
     epochs, every = f"{steps}steps", f"{eval_every}steps"
     recipe = replace(RECIPE, run=str(tmp_path / "run"), epochs=epochs, eval_every=every, save_every=epochs, batch_size=32)
+    recipe = replace(recipe, profile=profile)
     assert run_training(recipe, Steady) == 0
     rates = [int(rate) for rate in re.findall(r" (\d+) images/s", capsys.readouterr().out)]
     assert len(rates) == -(-steps // eval_every)
@@ -358,6 +367,25 @@ def test_the_share_of_peak_counts_the_tokens_that_patch_dropout_keeps(
     monkeypatch.setattr("train.loop.progress.time", SimpleNamespace(monotonic=lambda: Steady.now))
     model = replace(RECIPE.model, changes=(*RECIPE.model.changes, "regularisation.patch_drop=0.5"))
     assert run_training(replace(RECIPE, run=str(tmp_path / "run"), model=model), HalfOfPeak) == 0
+    assert re.findall(r"(\S+) images/s  (\S+) of peak", capsys.readouterr().out) == [("640", "50%")] * 2
+
+
+def test_the_share_of_peak_counts_the_forward_pass_of_the_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = vit_spec.get("vit_ti16", image_size=8, patch_size=2, in_channels=1, depth=4, num_classes=10)
+    parity.write(weights(teacher, 0), tmp_path / "teacher.safetensors", "jax")
+
+    class HalfOfPeak(Steady):
+        def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
+            super().__init__(config, recipe, **options)
+            assert vit_spec.flops(teacher) > 100 * training_flops(config)
+            self.peak_flops = 2 * 640 * (3 * training_flops(config) + vit_spec.flops(teacher))
+
+    monkeypatch.setattr(Steady, "now", 0.0)
+    monkeypatch.setattr("train.loop.progress.time", SimpleNamespace(monotonic=lambda: Steady.now))
+    recipe = replace(RECIPE, run=str(tmp_path / "run"), teacher=str(tmp_path / "teacher.safetensors"))
+    assert run_training(recipe, HalfOfPeak) == 0
     assert re.findall(r"(\S+) images/s  (\S+) of peak", capsys.readouterr().out) == [("640", "50%")] * 2
 
 
@@ -509,6 +537,33 @@ def test_a_run_resumes_with_its_own_recipe(small_run: Path, capsys: pytest.Captu
         printed = capsys.readouterr().out
         assert "recipe         tiny, seed 0" in printed and "4 of 4 steps" in printed and "changed" not in printed
     assert records(small_run) == before and config_of(small_run) == saved and "lineage" not in saved
+
+
+def test_a_folder_without_a_run_begins_with_a_line_about_the_default_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model.changes", "depth=1", "width=16", "num_heads=1", "mlp_dim=16", "--epochs", "1steps"]
+    assert command(*flags, "--run", tmp_path / "run", "--dry-run") == 0
+    line = f"{tmp_path / 'run'} holds no run (there is no config.json of one): this is a new run of vit_s16, the default"
+    assert capsys.readouterr().err.startswith(line)
+    assert command(*flags, "--config", "vit_s16", "--run", tmp_path / "run", "--dry-run") == 0
+    assert "holds no run" not in capsys.readouterr().err
+
+
+def test_a_dry_run_refuses_a_folder_that_the_run_cannot_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").touch()
+    for name, message in {
+        "file": "cannot make the folder",
+        "file/run": "cannot make the folder",
+        "photos": "exists already and holds no run",
+    }.items():
+        assert command(*SMALL, "--run", tmp_path / name, "--dry-run") == 2
+        assert message in capsys.readouterr().err
+    model = ["--model.changes", "depth=1", "width=16", "mlp_dim=16"]
+    assert command(*SMALL, *model, "--run", tmp_path / "new" / "run", "--dry-run") == 0
+    assert not (tmp_path / "new").exists()
 
 
 def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -850,15 +905,59 @@ def test_after_a_failed_write_of_weights_a_resumed_run_ends_as_an_uninterrupted_
     assert records(tmp_path / "failed") == records(finished)
 
 
-def test_a_write_into_a_run_whose_folder_is_gone_says_what_the_same_command_does(tmp_path: Path) -> None:
-    gone = "the run's folder is gone; put it back to resume, or give the same command to start again from step 0"
+@pytest.mark.parametrize("remade", [False, True])
+def test_a_write_into_a_run_whose_folder_is_gone_says_to_put_it_back(remade: bool, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    if remade:
+        (run / "checkpoints").mkdir(parents=True)
+    remove = f"remove what is now at {run}, " if remade else ""
+    gone = f"{run} is gone (it has no config.json): {remove}put the run's folder back, then give the same --run to resume"
+    for error in (FileNotFoundError(errno.ENOENT, "No such file or directory"), InputError("no folder: create it first")):
+        with pytest.raises(InputError) as found, convert_write_errors(run / "metrics.jsonl", run):
+            raise error
+        assert str(found.value) == f"the run's folder {gone}"
+    written = CheckpointFolder(run / "checkpoints", "train.torch").write_error(IndexError("list index out of range"))
+    assert str(written) == f"the run's folder {gone}"
+
+
+def test_a_write_that_fails_in_a_run_whose_folder_is_there_gives_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
     missing = FileNotFoundError(errno.ENOENT, "No such file or directory")
-    for run, of_file, of_checkpoint in ((tmp_path / "gone", gone, gone), (tmp_path, "correct that", "make room there")):
-        with pytest.raises(InputError) as found, convert_write_errors(run / "metrics.jsonl"):
+    with pytest.raises(InputError, match=r"metrics.jsonl \(No such file or directory\): correct that"):
+        with convert_write_errors(tmp_path / "metrics.jsonl", tmp_path):
             raise missing
-        assert f"metrics.jsonl (No such file or directory): {of_file}" in str(found.value)
-        error = CheckpointFolder(run / "checkpoints", "train.torch").write_error(missing)
-        assert f"checkpoints (No such file or directory): {of_checkpoint}" in str(error)
+    error = CheckpointFolder(tmp_path / "checkpoints", "train.torch").write_error(missing)
+    assert "checkpoints (No such file or directory): make room there" in str(error)
+
+
+def test_a_full_disk_at_the_first_file_of_a_run_is_not_a_folder_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"data.json \(No space left on device\): make room there"):
+        with convert_write_errors(tmp_path / "data.json", tmp_path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Moving(FakeEngine):
+    """An engine whose run's folder is moved away during the step before a checkpoint; it makes the folder again."""
+
+    def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
+        super().__init__(config, recipe, **options)
+        self.run, self.step_number = options["folder"].parent, 0
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        self.step_number += 1
+        if self.step_number == 3:
+            self.run.rename(f"{self.run}-moved")
+        return super().step(batch)
+
+
+def test_a_run_whose_folder_is_moved_writes_no_checkpoint_elsewhere(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipe = replace(RECIPE, run=str(run), eval_every="6steps")
+    with pytest.raises(InputError, match=r"is gone .*put the run's folder back, then give the same --run to resume$"):
+        run_training(recipe, Moving)
+    assert not run.exists()
+    Path(f"{run}-moved").rename(run)
+    assert run_training(recipe) == 0
 
 
 @pytest.mark.parametrize("change", ["removed", "of another step"])

@@ -261,6 +261,7 @@ def test_a_checkpoint_is_replaced_without_a_moment_at_which_there_is_none(
 def test_a_failed_write_is_reported_by_the_next_call_and_keeps_the_old_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "config.json").touch()
     store = saved(tmp_path / "c", 3)
 
     def fail(*arguments: Any, **options: Any) -> None:

@@ -94,6 +94,7 @@ class DatasetSplits:
     classes: the names of the classes, labels or values.
     size: (height, width) of the images, if all are alike and it is known without decoding any; else None.
     notes: defaults and assumptions that the user should know of, a sentence each.
+    advice: what else to do if each class has one image, so that the targets may not be meant as classes; "" for nothing.
     """
 
     place: str
@@ -102,6 +103,7 @@ class DatasetSplits:
     classes: tuple[str, ...]
     size: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
+    advice: str = ""
 
 
 @dataclass(frozen=True)

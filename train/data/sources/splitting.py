@@ -74,8 +74,8 @@ def choose_held_out(data: DatasetSplits, held_out: float | str | None) -> Datase
         rows = split_rows(train.targets, data.task, share, train.groups)
         if data.task == "classes" and len(train) and not len(rows[1]) and train.groups is None:
             raise InputError(
-                f"{data.place}: each of its {len(train)} classes has one image, and none can be held out: add images, or "
-                "choose other targets; numbers that are values stand in a column of another name than label"
+                f"{data.place}: each of its {len(train)} classes has one image, and none can be held out: add images"
+                f"{data.advice}"
             )
         train, evaluation = (train.take(part) for part in rows)
         notes.append(_describe_held_out(data, train_name, train, len(evaluation), share))

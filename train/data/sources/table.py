@@ -90,7 +90,8 @@ def open_splits(
     if group:
         notes.append(f"images of one {group!r} are a group")
     loaders = {name: load_later(name) for name in existing}
-    return DatasetSplits(str(path), loaders, parsed.task, parsed.classes, notes=tuple(notes))
+    advice = ", or choose other targets; numbers that are values stand in a column of another name than label"
+    return DatasetSplits(str(path), loaders, parsed.task, parsed.classes, notes=tuple(notes), advice=advice)
 
 
 def _image_column(table: Table) -> str:
