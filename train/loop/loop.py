@@ -349,7 +349,8 @@ class Loop:
             return
         is_first = self._saved_step < 0
         self._saved_step = self.done  # before writing: a write that fails is not tried twice
-        if gone := folder_gone_error(self.run.path):  # Orbax would make the folder again
+        # Orbax would make the folder again.  Other processes may see files of the main one late.
+        if self.engine.is_main and (gone := folder_gone_error(self.run.path)):
             raise gone
         self.state.run_id, self.state.seconds = self.run.id, self.run.seconds
         self.state.num_records = self.run.count_records(self.done, is_evaluated=self.state.is_evaluated)
