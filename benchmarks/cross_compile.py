@@ -73,7 +73,7 @@ def compile_step(devices: list[Any], model: str, recipe: Any) -> tuple[Any, Any,
         engine = AbstractEngine(
             config, recipe, task="classes", learning_rate=lambda step: 1e-3, initial_weights=None, folder=Path("nowhere")
         )
-        return engine._compiled_step, estimate_memory(config, recipe, engine.mesh.shape), dict(engine.mesh.shape)
+        return engine.compiled_step, estimate_memory(config, recipe, engine.mesh.shape), dict(engine.mesh.shape)
 
 
 def format_row(devices: list[Any], model: str, images: int, mesh: str, remat: str) -> str:

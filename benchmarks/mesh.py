@@ -49,7 +49,7 @@ def print_meshes(meshes: list[str]) -> None:
     for mesh in meshes:
         for remat in ("none", "dots", "full"):
             engine, estimate = prepare(mesh, remat=remat)
-            compiled = analyze_program(engine._compiled_step, engine.mesh.shape)
+            compiled = analyze_program(engine.compiled_step, engine.mesh.shape)
             transferred = sum(compiled.transfers.values())
             ratio, temporary_ratio = (
                 compiled.arguments / estimate.state,
@@ -80,8 +80,8 @@ def print_optimizers(meshes: list[str]) -> None:
         adamw_flops = None
         for name in ("adamw", "muon", "adafactor", "lamb"):
             engine, estimate = prepare(mesh, optimizer=Optimizer(name=name))
-            compiled = analyze_program(engine._compiled_step, engine.mesh.shape)
-            flops = engine._compiled_step.cost_analysis()["flops"]
+            compiled = analyze_program(engine.compiled_step, engine.mesh.shape)
+            flops = engine.compiled_step.cost_analysis()["flops"]
             adamw_flops = flops if adamw_flops is None else adamw_flops
             sent = sum(bytes_sent(*key, size, engine.mesh.shape) for key, size in compiled.transfers.items())
             agreement = "yes" if compiled.transfers == estimate.transfers else "no"
@@ -100,9 +100,9 @@ def print_compile_times(mesh: str, depths: list[int]) -> None:
     for repeat in range(REPEATS + 1):
         for depth in depths:
             engine, _ = prepare(mesh, config={"depth": depth})
-            jax.block_until_ready(engine._state)  # the initial weights are computed asynchronously
+            jax.block_until_ready(engine.state)  # the initial weights are computed asynchronously
             start = time.perf_counter()
-            assert engine._compiled_step
+            assert engine.compiled_step
             if repeat:  # the first also does what a process does only once
                 times[depth].append(time.perf_counter() - start)
     print("\n| blocks | compile time, s | / first row |")

@@ -93,7 +93,7 @@ def main() -> None:
     batch = Batch(images, np.zeros(count, np.int32), np.arange(count), np.ones(count, bool))
     for _ in range(2):
         float(engine.step(batch)["loss"])
-    parts, milliseconds = parts_of(engine._compiled_step.as_text()), Counter[str]()
+    parts, milliseconds = parts_of(engine.compiled_step.as_text()), Counter[str]()
     with tempfile.TemporaryDirectory() as trace:
         start = time.perf_counter()
         with jax.profiler.trace(trace):

@@ -75,7 +75,7 @@ def weights_of(engine: Any, config: ViTConfig) -> Weights:
     if isinstance(engine, TorchEngine):
         found = {name: place.entries for name, place in engine._optimizer.placements.items()}
     else:
-        tree = jax.tree.map(np.asarray, engine._state.params)
+        tree = jax.tree.map(np.asarray, engine.state.params)
         found = dict(parity.to_torch(as_checkpoint(tree, config, "jax")))
     return {name: tensor.detach().numpy().astype(np.float64) for name, tensor in found.items()}
 

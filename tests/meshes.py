@@ -112,9 +112,9 @@ def measure_mesh(mesh: str) -> dict[str, Any]:
     engine = make_engine(mesh)
     losses = [float(engine.step(make_batch(step, engine.batch_rows))["loss"]) for step in range(STEPS)]
     sizes = dict(engine.mesh.shape)
-    compiled = analyze_program(engine._compiled_step, sizes)
+    compiled = analyze_program(engine.compiled_step, sizes)
     estimate = estimate_memory(CONFIG, replace(RECIPE, mesh=mesh), sizes, compiler="cpu", param_bytes=8)
-    state = {"parameters": engine._state.params, "optimizer state": engine._state.moments, "EMA": engine._state.ema}
+    state = {"parameters": engine.state.params, "optimizer state": engine.state.moments, "EMA": engine.state.ema}
     return {
         "losses": losses,
         "taught": measure_taught(mesh) if mesh in TAUGHT else [],
@@ -157,7 +157,7 @@ def measure_optimizers(mesh: str) -> dict[str, Any]:
     sizes = dict(engine.mesh.shape)
     transfers = {
         "model": [
-            _join_keys(analyze_program(engine._compiled_step, sizes).transfers),
+            _join_keys(analyze_program(engine.compiled_step, sizes).transfers),
             _join_keys(estimate_memory(MODEL, PLAIN_RECIPE, sizes, compiler="cpu").transfers),
         ]
     }

@@ -57,7 +57,7 @@ class Collectives(TorchDispatchMode):
 
     def __init__(self, engine: TorchEngine) -> None:
         super().__init__()
-        self._axes = {tuple(dist.get_process_group_ranks(engine._mesh._group(axis))): axis for axis in AXES}
+        self._axes = {tuple(dist.get_process_group_ranks(engine.mesh._group(axis))): axis for axis in AXES}
         self.bytes, self.calls = Counter[tuple[str, str]](), 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,7 +93,7 @@ def sum_buckets(engine: TorchEngine) -> None:
         future.set_result(bucket.buffer())
         return future
 
-    engine._forward.register_comm_hook(engine._mesh._group("data"), hook)
+    engine._forward.register_comm_hook(engine.mesh._group("data"), hook)
 
 
 class LiveTensors(TorchDispatchMode):
@@ -158,7 +158,7 @@ def state_bytes(engine: TorchEngine) -> dict[str, int]:
     parts = {
         "parameters": list(engine._params.values()),
         "optimizer state": [entries for moments in engine._optimizer.moments.values() for entries in moments],
-        "EMA": list((engine._state.ema or {}).values()),
+        "EMA": list((engine.state.ema or {}).values()),
         "gradients": [parameter.grad for parameter in engine._params.values()],
     }
     # A moment that an optimizer does not have for a parameter is a scalar.
@@ -216,7 +216,7 @@ def main() -> None:
             measured = stack.enter_context(Collectives(engine))
             engine.step(make_batch(2, engine.batch_rows))
         recipe = replace(RECIPE, **{key: value for key, value in arguments.items() if key not in ("config", "mesh")})
-        estimate = estimate_memory(options["config"], recipe, engine._mesh.sizes)
+        estimate = estimate_memory(options["config"], recipe, engine.mesh.sizes)
         transfers = [
             {" ".join(key): size for key, size in sorted(found.items())} for found in (measured.bytes, estimate.transfers)
         ]
@@ -224,7 +224,7 @@ def main() -> None:
         state = [state_bytes(engine), {name: estimate.memory[name] for name in names}]
         results[name] = {"transfers": transfers, "state": state}
         for ema in (0.0, recipe.ema):
-            step = Step.of(options["config"], replace(recipe, ema=ema), engine._mesh.sizes, 4)
+            step = Step.of(options["config"], replace(recipe, ema=ema), engine.mesh.sizes, 4)
             results[name]["update" + " and EMA" * bool(ema)] = [update_peak(engine, bool(ema)), update_memory(step)]
         if name == "one part":
             results["calls"] = {"calls": [measured.calls, counted.get_total_counts()]}

@@ -119,8 +119,8 @@ def weights(engine: TorchEngine) -> dict[str, Tensor]:
     """Return all entries of all weights and of their EMA."""
     places = engine._optimizer.placements
     found = {name: place.full(place.entries) for name, place in places.items()}
-    if engine._state.ema:
-        found |= {f"ema.{name}": places[name].full(entries) for name, entries in engine._state.ema.items()}
+    if engine.state.ema:
+        found |= {f"ema.{name}": places[name].full(entries) for name, entries in engine.state.ema.items()}
     return {name: tensor.clone() for name, tensor in found.items()}
 
 

@@ -48,7 +48,7 @@ class Twin(JaxModel):
     @property
     def params(self) -> Any:
         """The parameters of the engine."""
-        return self._engine._state.params
+        return self._engine.state.params
 
     def latency(self) -> Array:
         """Return the logits of one normalized image, by the function for inference, with the weights of the first call."""

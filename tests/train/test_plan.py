@@ -92,7 +92,7 @@ def test_a_compiled_step_of_muon_needs_the_memory_that_was_planned() -> None:
     engine = JaxEngine(
         config, recipe, task="classes", learning_rate=lambda step: 1e-3, initial_weights=None, folder=Path("unused")
     )
-    memory = engine._compiled_step.memory_analysis()
+    memory = engine.compiled_step.memory_analysis()
     used = memory.argument_size_in_bytes + memory.temp_size_in_bytes  # the new state is in the arrays of the old one
     assert used <= estimate_memory(config, recipe, ONE, compiler="cpu").total <= 1.2 * used
 

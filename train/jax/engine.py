@@ -64,6 +64,10 @@ class JaxEngine:
     """The engine of `train.loop` for a `vit_jax.ViT`: batch and training state are sharded over a mesh.
 
     See `train.loop.engine.Engine` for its members and `EngineFactory` for its arguments.  `learning_rate` is traced.
+
+    Attributes:
+        mesh: the devices by axis.
+        state: the training state, which a step replaces.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class JaxEngine:
         self._batch_sharding = sharding.batch_sharding(self.mesh)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self._teacher = None if teacher is None else TeacherModel(teacher, config, recipe, self._replicated)
-        self._state: State = self._make_state(initial_weights)
+        self.state: State = self._make_state(initial_weights)
         self._checkpoints: CheckpointStore | None = None
         self._metadata, self._class_weights = metadata or {}, class_weights
         self._stop_polls = 0  # calls of `should_stop`
@@ -135,13 +139,13 @@ class JaxEngine:
         """Start one training step and return its metrics: scalars that may not be computed yet."""
         placed = self._shard_batch(batch)
         with jax.transfer_guard("disallow"):
-            self._state, metrics = self._compiled_step(self._state, *placed, *self._teacher_params)
+            self.state, metrics = self.compiled_step(self.state, *placed, *self._teacher_params)
         return metrics
 
     @property
     def has_ema(self) -> bool:
         """Whether there is an EMA of the weights."""
-        return self._state.ema is not None
+        return self.state.ema is not None
 
     def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
         """Return outputs (B, num_outputs), the loss of each image (B,), and whether it could be read (B,).
@@ -164,24 +168,24 @@ class JaxEngine:
 
     def _eval_params(self, raw: bool = False) -> Tree:
         """Return the EMA of the weights if there is one and `raw` is False, else the weights."""
-        return self._state.params if raw or self._state.ema is None else self._state.ema
+        return self.state.params if raw or self.state.ema is None else self.state.ema
 
     def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         """Start to write a checkpoint: the training state and the state of the loop."""
         rank = checkpoint_rank(self._task, loop_state)
-        self._checkpoint_store.save(step, self._state, loop_state.to_json(), rank=rank)
+        self._checkpoint_store.save(step, self.state, loop_state.to_json(), rank=rank)
 
     def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
         """Restore the newest readable checkpoint, or that of `step`; return its step and the loop's state, or None."""
-        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state)
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.state)
         store = self._checkpoint_store
         if (restored := store.restore_newest(target) if step is None else store.restore(step, target)) is None:
             return None
-        step, self._state, saved_state, version = restored
+        step, self.state, saved_state, version = restored
         note = ""
         if version < WARMED_UP_EMA and self.has_ema and ema_step_size(step, decay=self._recipe.ema) > 1 - self._recipe.ema:
             copied = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=self.shardings.params)
-            self._state = self._state._replace(ema=copied(self._state.params))
+            self.state = self.state._replace(ema=copied(self.state.params))
             note = f"the EMA restarts at step {step:,}: an older version mixed the initial weights into it"
         return RestoredCheckpoint(step, LoopState.from_json(saved_state, PRIMARY_METRIC[self._task]), note)
 
@@ -276,7 +280,7 @@ class JaxEngine:
     # Compiled functions ------------------------------------------------------------------------------------------
 
     @cached_property
-    def _compiled_step(self) -> Callable[..., tuple[State, Metrics]]:
+    def compiled_step(self) -> Callable[..., tuple[State, Metrics]]:
         """The training step, compiled once: a batch of another shape is an error, not a second compilation."""
         jitted = jax.jit(
             self._train,
@@ -322,7 +326,7 @@ class JaxEngine:
         one, box = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((4,), np.int32)
         mix = Mix(one, box, one) if self._recipe.augment.mixes else None  # type: ignore[arg-type]
         state, *teacher = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self._state, *self._teacher_params)
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.state, *self._teacher_params)
         )
         return state, images, targets, mix, *teacher
 

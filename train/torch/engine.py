@@ -54,6 +54,10 @@ class TorchEngine:
     """The training state of the PyTorch twin, and what changes and evaluates it.
 
     `train.loop.engine.Engine` describes its members, and `EngineFactory` its arguments.
+
+    Attributes:
+        mesh: the processes by axis.
+        state: what a step changes besides the weights and the optimizer's state.
     """
 
     def __init__(
@@ -76,9 +80,9 @@ class TorchEngine:
         """
         self.config, self._recipe, self._task, self._folder = config, recipe, task, folder
         self._learning_rate, self._metadata = learning_rate, metadata or {}
-        self._mesh = ProcessMesh(recipe.mesh, config)
-        images_per_device(recipe.batch_size, recipe.accumulate, self._mesh.sizes)
-        self._device = self._mesh.device
+        self.mesh = ProcessMesh(recipe.mesh, config)
+        images_per_device(recipe.batch_size, recipe.accumulate, self.mesh.sizes)
+        self._device = self.mesh.device
         self._class_weights = None if class_weights is None else torch.tensor(class_weights, device=self._device)
         dtype = torch.bfloat16 if recipe.dtype == "bfloat16" else None
         self._execution = vit_torch.Execution(dtype=dtype, remat=recipe.remat)
@@ -91,9 +95,9 @@ class TorchEngine:
         self._is_compiled = recipe.compile == "on" or (recipe.compile == "auto" and self._device.type == "cuda")
         self._forward = self._make_forward()
         self._params = dict(self._model.named_parameters())
-        self._optimizer = make_optimizer(recipe.optimizer, config, self._params, self._mesh)
+        self._optimizer = make_optimizer(recipe.optimizer, config, self._params, self.mesh)
         ema = None if self._ema_model is None else {name: local(p) for name, p in self._ema_model.named_parameters()}
-        self._state = State(ema, torch.ones((), dtype=torch.bool, device=self._device))
+        self.state = State(ema, torch.ones((), dtype=torch.bool, device=self._device))
         self._checkpoints: CheckpointStore | None = None
         self._profiler: torch.profiler.profile | None = None
         self._preemption = Preemption() if self.is_distributed else None
@@ -101,23 +105,23 @@ class TorchEngine:
     @property
     def is_distributed(self) -> bool:
         """Whether the run has several processes."""
-        return math.prod(self._mesh.sizes.values()) > 1
+        return math.prod(self.mesh.sizes.values()) > 1
 
     @property
     def is_main(self) -> bool:
         """Whether this process prints and writes the run folder."""
-        return self._mesh.is_main
+        return self.mesh.is_main
 
     @property
     def hardware(self) -> str:
         """The mesh and its devices, as text."""
-        return describe(self._mesh.sizes, self._device_name) + ", compiled" * self._is_compiled
+        return describe(self.mesh.sizes, self._device_name) + ", compiled" * self._is_compiled
 
     @property
     def peak_flops(self) -> float | None:
         """Peak dense bfloat16 FLOP/s of all devices together; None if it is not known."""
         each = peak_flops(self._device_name)
-        return None if each is None else each * math.prod(self._mesh.sizes.values())
+        return None if each is None else each * math.prod(self.mesh.sizes.values())
 
     @property
     def _device_name(self) -> str:
@@ -126,12 +130,12 @@ class TorchEngine:
     @property
     def replication_note(self) -> str:
         """A line that names the parameters that stay replicated although the mesh should shard them; "" if they are few."""
-        return replication_note(self.config, self._mesh.sizes)
+        return replication_note(self.config, self.mesh.sizes)
 
     @property
     def batch_rows(self) -> np.ndarray:
         """Indices of the images of a batch that this process loads, (B of this process,)."""
-        return self._mesh.rows(self._recipe.batch_size)
+        return self.mesh.rows(self._recipe.batch_size)
 
     def _make_model(self, start: Checkpoint | None) -> vit_torch.ViT:
         """Return the model with its initial weights, on the CPU: the same in every process."""
@@ -156,7 +160,7 @@ class TorchEngine:
         """Return a model with the EMA of the weights, at first the weights themselves, which are not distributed yet."""
         model = self._model_of({name: p.detach().clone() for name, p in self._model.named_parameters()})
         model.requires_grad_(False)
-        self._mesh.distribute(model, self._execution.dtype)
+        self.mesh.distribute(model, self._execution.dtype)
         return model
 
     def _make_forward(self) -> torch.nn.Module:
@@ -171,25 +175,25 @@ class TorchEngine:
                 *(self._teacher.model.blocks if self._teacher else ()),
             ):
                 block.compile()
-        forward = self._mesh.distribute(self._model, self._execution.dtype)
+        forward = self.mesh.distribute(self._model, self._execution.dtype)
         return cast(torch.nn.Module, torch.compile(forward)) if is_whole else forward
 
     @property
     def has_ema(self) -> bool:
         """Whether there is an EMA of the weights."""
-        return self._state.ema is not None
+        return self.state.ema is not None
 
     def step(self, batch: Batch) -> Metrics:
         """Start one training step and return its metrics: scalars that may not be computed yet."""
         images, targets, mix = self._place(batch)
-        step = self._state.step
+        step = self.state.step
         self._model.train()
         loss, metric = self._loss_and_gradient(images, targets, mix, step)
         rate = float(self._learning_rate(step))
-        norm, sound = self._optimizer.step(rate, self._state.sound & loss.isfinite())
+        norm, sound = self._optimizer.step(rate, self.state.sound & loss.isfinite())
         self._update_ema(step + 1, sound)
         # After a step that has stopped the run, no step changes anything, whatever its number.
-        self._state = self._state._replace(step=step + 1, sound=sound | (self._recipe.non_finite == "skip"))
+        self.state = self.state._replace(step=step + 1, sound=sound | (self._recipe.non_finite == "skip"))
         return {"loss": loss, BATCH_METRIC[self._task]: metric, "grad_norm": norm, "lr": torch.tensor(rate)}
 
     def _loss_and_gradient(self, images: Tensor, targets: Tensor, mix: Mix | None, step: int) -> tuple[Tensor, Tensor]:
@@ -201,7 +205,7 @@ class TorchEngine:
         if mix is not None or smoothing:
             targets = soft_targets(self._task, targets, self.config.num_classes, smoothing)
         repeats = self._recipe.augment.repeats  # repeats of an image are adjacent: no image is mixed with itself
-        partners = [self._mesh.roll(each, repeats) for each in (images, targets)] if mix is not None else None
+        partners = [self.mesh.roll(each, repeats) for each in (images, targets)] if mix is not None else None
         for parameter in self._params.values():
             parameter.grad = None
         losses, metrics = [], []
@@ -211,12 +215,12 @@ class TorchEngine:
             if mix is not None and partners is not None:
                 x = mix_images(mix, x, self._normalize(partners[0][j::n]))
                 y = mix_targets(mix, y, partners[1][j::n])
-            with self._mesh.gradients(self._forward, is_last=j == n - 1):
+            with self.mesh.gradients(self._forward, is_last=j == n - 1):
                 loss, metric = self._loss_of_images(x.permute(0, 3, 1, 2), y, key)
                 (loss.mean() / n).backward()
             losses.append(loss.detach().mean())
             metrics.append(metric.detach().mean())
-        means = self._mesh.mean(torch.stack([torch.stack(losses).mean(), torch.stack(metrics).mean()]))
+        means = self.mesh.mean(torch.stack([torch.stack(losses).mean(), torch.stack(metrics).mean()]))
         return means[0], means[1]
 
     def _loss_of_images(self, x: Tensor, targets: Tensor, key: vit_torch.Key | None) -> tuple[Tensor, Tensor]:
@@ -232,7 +236,7 @@ class TorchEngine:
 
     def _random_numbers(self, step: int, part: int) -> vit_torch.Key | None:
         """Return the key of a part of a step for `--rng shared`; without, seed PyTorch's generator and return None."""
-        recipe, mesh = self._recipe, self._mesh
+        recipe, mesh = self._recipe, self.mesh
         if recipe.rng == "own":
             torch.manual_seed(_seed(recipe.seed, step, part, mesh.index))
             return None
@@ -243,11 +247,11 @@ class TorchEngine:
 
     @torch.no_grad()
     def _update_ema(self, step: int, sound: Tensor) -> None:
-        if self._state.ema is not None:
+        if self.state.ema is not None:
             step_size = float(ema_step_size(step, decay=self._recipe.ema))
             # ema + c (p - ema), as in `train.jax`; torch's lerp computes that where c is below 0.5.
-            averages = [*self._state.ema.values()]
-            weights = [self._optimizer.placements[name].entries for name in self._state.ema]
+            averages = [*self.state.ema.values()]
+            weights = [self._optimizer.placements[name].entries for name in self.state.ema]
             step_size_if_sound = sound.to(averages[0].dtype) * step_size
             for own_weights, own_averages in tensor_groups(weights, averages):
                 differences = torch._foreach_sub(own_weights, own_averages)
@@ -264,11 +268,11 @@ class TorchEngine:
         images, targets, _ = self._place(batch)
         model = self._eval_model(raw)
         outputs = model(self._to_input(images))
-        self._mesh.reshard(model)
+        self.mesh.reshard(model)
         loss = self._loss_and_metric(outputs, targets)[0]
         wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         readable = torch.tensor(batch.readable, device=self._device)
-        return EvalOutput(*(self._mesh.gather_rows(each).cpu() for each in (wide, loss, readable)))
+        return EvalOutput(*(self.mesh.gather_rows(each).cpu() for each in (wide, loss, readable)))
 
     @torch.no_grad()
     def attention_maps(self, images: np.ndarray) -> np.ndarray:
@@ -278,7 +282,7 @@ class TorchEngine:
 
     def save_weights(self, path: Path, *, raw: bool = False) -> None:
         """Write the weights that `evaluate` uses, with the config, as safetensors.  raw: as for `evaluate`."""
-        means = {} if raw else self._state.ema or {}
+        means = {} if raw else self.state.ema or {}
         places = self._optimizer.placements.items()
         weights = {name: place.full(means.get(name, place.entries)).cpu() for name, place in places}
         if self.is_main:
@@ -302,7 +306,7 @@ class TorchEngine:
                 entries.copy_(place.part(saved) if entries.shape == place.entries.shape else saved)
         numbers = snapshot.numbers
         self._optimizer.updates.fill_(numbers["updates"])
-        self._state = self._state._replace(step=step, sound=torch.full_like(self._state.sound, numbers["sound"]))
+        self.state = self.state._replace(step=step, sound=torch.full_like(self.state.sound, numbers["sound"]))
         return RestoredCheckpoint(step, LoopState.from_json(saved_state, PRIMARY_METRIC[self._task]))
 
     def _tensors(self) -> dict[str, tuple[Placement, Tensor]]:
@@ -315,14 +319,14 @@ class TorchEngine:
         for kind, moments in optimizer.moments.items():
             named = zip(optimizer.names, moments, strict=True)
             found |= {f"{kind}.{name}": (places[name], entries) for name, entries in named}
-        if self._state.ema is not None:
-            found |= {f"ema.{name}": (places[name], entries) for name, entries in self._state.ema.items()}
+        if self.state.ema is not None:
+            found |= {f"ema.{name}": (places[name], entries) for name, entries in self.state.ema.items()}
         return found
 
     def _snapshot(self) -> Snapshot:
         """Return the training state, without division along `tensor`."""
         tensors = {name: place.gather(entries) for name, (place, entries) in self._tensors().items()}
-        return Snapshot(tensors, {"updates": int(self._optimizer.updates), "sound": int(self._state.sound)})
+        return Snapshot(tensors, {"updates": int(self._optimizer.updates), "sound": int(self.state.sound)})
 
     def profile(self, folder: Path | None) -> None:
         """Start PyTorch's profiler, which writes a trace for TensorBoard into `folder`; None: stop it."""

@@ -27,7 +27,7 @@ def compiled_step(batch_size: int = BATCH, **changes: Any) -> Any:
     engine: Any = JaxEngine(
         CONFIG, recipe, task="classes", learning_rate=lambda step: 1e-3, initial_weights=None, folder=Path("unused")
     )
-    return engine._compiled_step
+    return engine.compiled_step
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def train_steps(steps: int, batches: Any = make_batch, **changes: Any) -> Any:
     """Return the state after some steps, and their losses; `batches` maps a step to its batch."""
     engine = make_engine(**changes)
     metrics = [engine.step(batches(seed)) for seed in range(steps)]
-    return engine._state, [float(each["loss"]) for each in metrics]
+    return engine.state, [float(each["loss"]) for each in metrics]
 
 
 def max_relative_error(one: Any, other: Any) -> float:
@@ -154,18 +154,18 @@ def test_label_smoothing_equals_its_definition_and_optax() -> None:
 
 def test_the_ema_is_evaluated_and_saved_unless_raw_selects_the_weights(tmp_path: Path) -> None:
     engine = make_engine(ema=0.6)
-    expected = jax.tree.map(np.asarray, engine._state.params)
+    expected = jax.tree.map(np.asarray, engine.state.params)
     for step, step_size in enumerate((1.0, 0.9, 9 / 11, 0.75)):
         engine.step(make_batch(step))
         expected = jax.tree.map(
-            lambda mean, p, c=step_size: (1 - c) * mean + c * np.asarray(p), expected, engine._state.params
+            lambda mean, p, c=step_size: (1 - c) * mean + c * np.asarray(p), expected, engine.state.params
         )
-    assert max_relative_error(engine._state.ema, expected) < 1e-14
-    for raw, weights in ((False, expected), (True, engine._state.params)):
+    assert max_relative_error(engine.state.ema, expected) < 1e-14
+    for raw, weights in ((False, expected), (True, engine.state.params)):
         engine.save_weights(tmp_path / "w.safetensors", raw=raw)
         assert max_relative_error(parity.to_jax(parity.load(tmp_path / "w.safetensors")), weights) < 1e-14
         plain = make_engine()
-        plain._state = plain._state._replace(params=engine._eval_params(raw))
+        plain.state = plain.state._replace(params=engine._eval_params(raw))
         assert np.array_equal(engine.evaluate(make_batch(), raw=raw)[0], plain.evaluate(make_batch())[0])
     assert engine.has_ema and not make_engine().has_ema
 
@@ -173,7 +173,7 @@ def test_the_ema_is_evaluated_and_saved_unless_raw_selects_the_weights(tmp_path:
 def test_frozen_parameters_do_not_change_and_have_no_gradient_moments() -> None:
     freeze = ("patch_embed.*", "pos_embed", "blocks.[01].*")
     (state, _), (again, _) = (train_steps(2, optimizer=Optimizer(clip=0.1, freeze=freeze)) for _ in range(2))
-    initial = make_engine()._state.params
+    initial = make_engine().state.params
     assert np.array_equal(state.params["patch_embed"]["proj"]["kernel"], initial["patch_embed"]["proj"]["kernel"])
     now, before = (np.asarray(params["blocks"]["attn"]["qkv"]["kernel"]) for params in (state.params, initial))
     assert (now != before).any((1, 2, 3, 4)).tolist() == [False, False, True]
@@ -192,7 +192,7 @@ def test_the_gradient_norm_is_that_of_the_parameters_that_are_trained() -> None:
 def test_gradients_of_frozen_parameters_are_not_computed() -> None:
     whole, head = (make_engine(optimizer=Optimizer(freeze=freeze)) for freeze in ((), ("[!h]*",)))
     # The forward pass, the gradients of the activations and those of the weights cost about the same; the first remains.
-    assert head._compiled_step.cost_analysis()["flops"] < 0.45 * whole._compiled_step.cost_analysis()["flops"]
+    assert head.compiled_step.cost_analysis()["flops"] < 0.45 * whole.compiled_step.cost_analysis()["flops"]
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion"])
@@ -208,16 +208,16 @@ def test_a_step_has_its_own_learning_rate_also_after_a_skipped_step(name: Any) -
         folder=Path("unused"),
     )
     for step, target in enumerate((1.0, np.nan, 1.0)):
-        before = np.asarray(engine._state.params["head"]["bias"])
+        before = np.asarray(engine.state.params["head"]["bias"])
         logged_rate = float(engine.step(make_batch()._replace(targets=np.full((12, 5), target, np.float32)))["lr"])
-        moved = np.abs(np.asarray(engine._state.params["head"]["bias"]) - before)
+        moved = np.abs(np.asarray(engine.state.params["head"]["bias"]) - before)
         assert logged_rate == pytest.approx(rate * 0.5**step, rel=1e-12)
         # The rates of the neighbouring steps are twice and half as large.
         assert np.allclose(moved, 0 if np.isnan(target) else logged_rate, rtol=1e-3, atol=0)
 
 
 def test_layer_decay_scales_the_update_of_each_layer() -> None:
-    initial = jax.tree.map(np.asarray, make_engine()._state.params)
+    initial = jax.tree.map(np.asarray, make_engine().state.params)
     changes = [
         jax.tree.map(lambda a, b: np.asarray(a) - b, train_steps(1, optimizer=Optimizer(layer_decay=d))[0].params, initial)
         for d in (1.0, 0.5)
@@ -454,7 +454,7 @@ def test_half_precision_initial_weights_are_converted_to_float32(tmp_path: Path)
         initial_weights=checkpoint,
         folder=tmp_path,
     )
-    assert {leaf.dtype for leaf in jax.tree.leaves(engine._state.params)} == {np.dtype(np.float32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(engine.state.params)} == {np.dtype(np.float32)}
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="is about CPUs")
@@ -481,8 +481,8 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights_in_float32()
         loss = float(engine.step(make_batch())["loss"])
         whole = make_float32_engine()
         assert loss == pytest.approx(float(whole.step(make_batch())["loss"]), rel=5 * 2**-8) and np.isfinite(loss)
-        assert {leaf.dtype for leaf in jax.tree.leaves(engine._state.params)} == {np.dtype(np.float32)}
-        assert "bf16" in engine._compiled_step.as_text()
+        assert {leaf.dtype for leaf in jax.tree.leaves(engine.state.params)} == {np.dtype(np.float32)}
+        assert "bf16" in engine.compiled_step.as_text()
 
 
 def make_float32_engine() -> JaxEngine:

@@ -157,7 +157,7 @@ def programs() -> Iterator[dict[Any, Any]]:
 
     original_state = JaxEngine._make_state
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("shardings", "_compiled_step", "_compiled_eval", "_compiled_attention"):
+        for name in ("shardings", "compiled_step", "_compiled_eval", "_compiled_attention"):
             make = vars(JaxEngine)[name].func
             patch.setattr(
                 JaxEngine, name, property(lambda self, name=name, make=make: share(self, name, lambda: make(self)))
@@ -336,7 +336,7 @@ def test_a_run_stopped_by_a_non_finite_step_resumes_with_skip(
 ) -> None:
     class BrokenStepEngine(trainer):  # type: ignore[misc]
         def step(self, batch: Batch) -> Any:
-            return super().step(batch._replace(targets=batch.targets * np.nan) if int(self._state.step) == 7 else batch)
+            return super().step(batch._replace(targets=batch.targets * np.nan) if int(self.state.step) == 7 else batch)
 
     recipe = replace(RECIPE, task="values", epochs="10steps", save_every="5steps", run=str(tmp_path), tensorboard=False)
     assert run_training(recipe, BrokenStepEngine) == 1
@@ -876,7 +876,7 @@ def test_an_evaluation_cut_short_by_a_signal_is_repeated_on_resume(
     recipe, evaluate = replace(LONG_RECIPE, run=str(tmp_path / "run")), trainer.evaluate
 
     def interrupt_and_evaluate(self: Any, batch: Batch, *, raw: bool = False) -> Any:
-        if int(self._state.step) == step:
+        if int(self.state.step) == step:
             signal.raise_signal(signal.SIGTERM)
         return evaluate(self, batch, raw=raw)
 
@@ -1069,8 +1069,8 @@ def test_a_non_finite_step_is_skipped_with_non_finite_skip(tmp_path: Path) -> No
         for target in targets:
             each.step(batch(target))
     # The noise of drop path depends on the step, so weights differ: only the number of updates can be compared.
-    assert int(engine._state.moments.updates) == int(plain._state.moments.updates) == 2
-    assert int(engine._state.step) == 3 and bool(engine._state.sound)
+    assert int(engine.state.moments.updates) == int(plain.state.moments.updates) == 2
+    assert int(engine.state.step) == 3 and bool(engine.state.sound)
 
 
 def test_a_batch_of_another_shape_is_an_error_and_not_compiled_again(tmp_path: Path) -> None:

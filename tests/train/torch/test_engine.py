@@ -110,9 +110,9 @@ def test_compiled_blocks_do_the_same_step(rng: str, monkeypatch: pytest.MonkeyPa
 def weights(engine: Any, name: str) -> dict[str, Any]:
     """Return the weights ("params") or their moving average ("ema") by the names of the PyTorch twin."""
     if isinstance(engine, TorchEngine):
-        own = engine._params if name == "params" else engine._state.ema
+        own = engine._params if name == "params" else engine.state.ema
         return {key: tensor.detach() for key, tensor in own.items()}
-    tree = jax.tree.map(np.asarray, getattr(engine._state, name))
+    tree = jax.tree.map(np.asarray, getattr(engine.state, name))
     return dict(parity.to_torch(as_checkpoint(tree, CONFIG, "jax")))
 
 
