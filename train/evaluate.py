@@ -3,6 +3,7 @@
 The imports here are fast; the work is imported after the arguments are parsed.
 """
 
+import os
 import sys
 from typing import NoReturn
 
@@ -61,7 +62,7 @@ def _parser() -> Parser:
     text = "seed of the resamples, and of the three few-shot draws: N, N + 1, N + 2"
     parser.add_argument("--seed", type=parse_seed, default=0, metavar="N", help=text)
     text = "write scores, predictions, the confusion matrix and the worst mistakes of head into a folder"
-    parser.add_argument("--out", metavar="FOLDER", help=text)
+    parser.add_argument("--out", type=os.path.expanduser, metavar="FOLDER", help=text)
     parser.add_argument("--force", action="store_true", help="replace the files of a report in FOLDER")
     return parser
 

@@ -3,6 +3,7 @@
 The imports here are fast; the work is imported after the arguments are parsed.
 """
 
+import os
 import sys
 from typing import NoReturn
 
@@ -44,15 +45,15 @@ def _parser() -> Parser:
     text = "number of classes to print or write; by default 5"
     parser.add_argument("--top", type=integer(1, "a number of classes"), metavar="N", help=text)
     text = "names of the classes, one per line; by default those in RUN_OR_FILE, or numbers"
-    parser.add_argument("--classes", metavar="FILE", help=text)
+    parser.add_argument("--classes", type=os.path.expanduser, metavar="FILE", help=text)
     text = "write the predictions to a file instead of printing them: a .csv, .jsonl or .parquet file"
-    parser.add_argument("--out", metavar="FILE", help=text)
+    parser.add_argument("--out", type=os.path.expanduser, metavar="FILE", help=text)
     text = "write the features that the head would get instead of predictions: an .npy or .parquet file"
-    parser.add_argument("--features", metavar="FILE", help=text)
+    parser.add_argument("--features", type=os.path.expanduser, metavar="FILE", help=text)
     text = "average the predictions for several views: flip, the image and its mirror image; five-crop, centre and corners"
     parser.add_argument("--tta", choices=list(NUM_VIEWS), default="none", help=text)
     text = "write a picture of the images, each beside the attention map of the last block"
-    parser.add_argument("--maps", metavar="PATH.png", help=text)
+    parser.add_argument("--maps", type=os.path.expanduser, metavar="PATH.png", help=text)
     parser.add_argument("--force", action="store_true", help="replace the files to write if they exist")
     return parser
 

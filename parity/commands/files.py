@@ -162,8 +162,8 @@ def _table_path(args: argparse.Namespace) -> Path | None:
     for name, value in (("--from", args.format), ("--format-file", args.format_file)):
         if value:
             raise InputError(f"{name} together with --like, which finds the format itself: leave one of them out")
-    target = Path(os.path.expanduser(args.target))
-    path = Path(os.path.expanduser(args.table)) if args.table is not None else target.with_name(f"{target.stem}.table.txt")
+    target = Path(args.target)
+    path = Path(args.table) if args.table is not None else target.with_name(f"{target.stem}.table.txt")
     if path.resolve() == target.resolve():
         raise InputError(f"--table {path} is also DST: give another name")
     check_replaceable(path)

@@ -1,6 +1,7 @@
 """The options of each command of `python -m parity`."""
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 
 from parity.checkpoints import containers
@@ -46,7 +47,10 @@ def _add_reading_options(sub: argparse.ArgumentParser, source: str) -> None:
 def _add_convert_options(sub: argparse.ArgumentParser) -> None:
     _add_source_options(sub)
     sub.add_argument(
-        "target", metavar="DST", help="the file to write, or the folder if DST ends with a slash or has no suffix"
+        "target",
+        type=os.path.expanduser,
+        metavar="DST",
+        help="the file to write, or the folder if DST ends with a slash or has no suffix",
     )
     sub.add_argument("--to", required=True, metavar="FORMAT", help="the format to write; `formats` lists all")
     *kinds, last = containers.names()
@@ -66,7 +70,7 @@ def _add_convert_options(sub: argparse.ArgumentParser) -> None:
     text = "the class that wrote SRC, in PyTorch or Flax: it is run to find and prove the meaning of its parameters"
     sub.add_argument("--like", metavar="MODULE:CLASS", help=f"{text}; with arguments, 'models:ViT(depth=6)'")
     text = "where --like writes the table of the class, which --format-file reads; by default beside DST, as NAME.table.txt"
-    sub.add_argument("--table", metavar="FILE", help=text)
+    sub.add_argument("--table", type=os.path.expanduser, metavar="FILE", help=text)
     _add_surgery_options(sub.add_argument_group("surgery", "changes of the model; each one is printed"))
 
 
@@ -132,6 +136,7 @@ def _add_check_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--as-is", action="store_true", help="keep the numerical settings of both frameworks, such as TF32")
     sub.add_argument(
         "--html",
+        type=os.path.expanduser,
         metavar="FILE",
         help="write an HTML report with plots, attention maps and the environment, and its main plot as a PNG file",
     )
@@ -140,7 +145,9 @@ def _add_check_options(sub: argparse.ArgumentParser) -> None:
 def _add_diagnose_options(sub: argparse.ArgumentParser) -> None:
     _add_source_options(sub)
     reference = sub.add_mutually_exclusive_group(required=True)
-    reference.add_argument("--logits", metavar="FILE", help="an .npz file of images and their correct logits")
+    reference.add_argument(
+        "--logits", type=os.path.expanduser, metavar="FILE", help="an .npz file of images and their correct logits"
+    )
     reference.add_argument("--against", metavar="OTHER", help="a correct checkpoint, in any format")
     sub.add_argument(
         "--pairs",
@@ -172,11 +179,13 @@ def _add_golden_options(sub: argparse.ArgumentParser) -> None:
     def add_reading_options(action_parser: argparse.ArgumentParser, source: str) -> None:
         _add_reading_options(action_parser, source)
         text = "a file that defines a format of your own; repeatable"
-        action_parser.add_argument("--format-file", action="append", default=argparse.SUPPRESS, metavar="FILE", help=text)
+        action_parser.add_argument(
+            "--format-file", action="append", default=argparse.SUPPRESS, type=os.path.expanduser, metavar="FILE", help=text
+        )
 
     record = action("record", "compute a model with both twins, and write the values on which they agree to a golden file")
     record.add_argument("subject", metavar="MODEL", help="a named model, a JSON config, or a checkpoint")
-    record.add_argument("file", metavar="FILE", help="the golden file to write, an .npz")
+    record.add_argument("file", type=os.path.expanduser, metavar="FILE", help="the golden file to write, an .npz")
     add_reading_options(record, "the checkpoint")
     record.add_argument(
         "--seed",
@@ -187,13 +196,13 @@ def _add_golden_options(sub: argparse.ArgumentParser) -> None:
     )
     record.add_argument("--force", action="store_true", help="replace FILE if it exists")
     verify = action("verify", "compute golden files again, and report the values that changed")
-    verify.add_argument("files", metavar="FILE", nargs="+", help="golden files")
+    verify.add_argument("files", type=os.path.expanduser, metavar="FILE", nargs="+", help="golden files")
     verify.add_argument("--weights", metavar="SRC", help="the checkpoint of which the golden file was recorded")
     add_reading_options(verify, "the checkpoint of --weights")
     verify.add_argument("--only", metavar="jax|torch", help="verify only this framework")
     verify.add_argument("--append", action="store_true", help="append the results to the golden file")
     table = action("table", "print the differences over library versions")
-    table.add_argument("files", metavar="FILE", nargs="+", help="golden files")
+    table.add_argument("files", type=os.path.expanduser, metavar="FILE", nargs="+", help="golden files")
 
 
 def _add_formats_options(sub: argparse.ArgumentParser) -> None:

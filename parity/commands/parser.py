@@ -1,6 +1,7 @@
 """The parser of all commands of this project, with options that several of them have."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -62,7 +63,7 @@ parse_seed = integer(0, "a seed")
 def add_format_file_option(parser: argparse.ArgumentParser) -> None:
     """Add the option --format-file."""
     text = "a file that defines a format of your own, whose name can then be used like any other; repeatable"
-    parser.add_argument("--format-file", action="append", default=[], metavar="FILE", help=text)
+    parser.add_argument("--format-file", action="append", default=[], type=os.path.expanduser, metavar="FILE", help=text)
 
 
 def add_key_options(parser: argparse.ArgumentParser, source: str) -> None:

@@ -186,7 +186,8 @@ def _detect_and_open(path: Path, budget: Budget) -> Contents:
     if not path.is_dir() and (expected := by_suffix(Path(path.name.removesuffix(shards.INDEX)))):
         return expected.open(path, budget)  # raises an error that says what is wrong
     what = "folder" if path.is_dir() else "file"
-    raise InputError(f"{path} is not a {what} of a known container ({', '.join(_CONTAINERS)}), or is damaged")
+    known = f"a {what} of a known container ({', '.join(_CONTAINERS)})"
+    raise InputError(f"{path} is not {known}, or is damaged: give the file or folder that has the weights")
 
 
 def _check_size(path: Path, contents: Contents, budget: Budget) -> None:

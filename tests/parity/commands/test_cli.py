@@ -17,6 +17,7 @@ import parity
 import vit_spec
 from parity.__main__ import COMMANDS, main
 from parity.checkpoints.formats import formats, get
+from parity.commands.options import build_parser
 from tests import ROOT
 from vit_spec import ViTConfig
 
@@ -468,3 +469,24 @@ def test_a_target_with_an_equals_sign_after_an_override_is_a_path(saved, tmp_pat
 def test_an_invalid_override_after_another_is_named(saved, capsys, words, what):
     code, _, err = run(capsys, "inspect", write_without_config(saved), *words)
     assert code == 2 and what in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (
+            ["convert", "a.pth", "~/b.pth", "--to", "timm", "--table", "~/t.txt", "--format-file", "~/f.toml"],
+            "target table format_file",
+        ),
+        (["check", "a.pth", "--html", "~/report.html"], "html"),
+        (["diagnose", "a.pth", "--logits", "~/logits.npz"], "logits"),
+        (["golden", "record", "vit_s16", "~/golden.npz"], "file"),
+    ],
+)
+def test_a_leading_tilde_of_an_option_is_the_home_folder(
+    arguments: list[str], names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    given = vars(build_parser(COMMANDS).parse_args(arguments))
+    found = [each for name in names.split() for each in np.atleast_1d(given[name])]
+    assert all(each.startswith("/home/someone/") for each in found)
