@@ -64,10 +64,11 @@ def test_a_seed_that_is_no_integer_of_64_bits_is_refused(seed: Any) -> None:
         (np.array(1.5), r"float64, \(\)"),
         (jax.numpy.array(True), r"bool, \(\)"),
         (jax.random.split(jax.random.key(0)), r"key<fry>, \(2,\)"),
+        (jax.random.PRNGKey(0, impl="rbg"), r"uint32, \(4,\)"),
     ],
 )
 def test_an_array_that_is_no_seed_and_no_key_is_refused(seed: Any, what: str) -> None:
-    with pytest.raises(InputError, match=f"seed is an array of {what}: give an integer, a scalar integer array or a key"):
+    with pytest.raises(InputError, match=f"seed is an array of {what}: give an integer, a scalar integer array, or a key"):
         vit_jax.init(CONFIG, seed)
 
 

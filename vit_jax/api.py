@@ -63,10 +63,10 @@ def _as_key(seed: int | Array | NDArray[Any]) -> Array:
         return jnp.asarray(seed)
     if seed.ndim or not jnp.issubdtype(seed.dtype, jnp.integer):
         raise InputError(
-            f"seed is an array of {seed.dtype}, {seed.shape}: give an integer, a scalar integer array or a key of "
-            "jax.random"
+            f"seed is an array of {seed.dtype}, {seed.shape}: give an integer, a scalar integer array, or a key of "
+            "jax.random.key; of PRNGKey only one of the default implementation"
         )
-    return jax.random.key(seed) if isinstance(seed, Array) else random_key(seed.item())
+    return jax.random.key(seed) if isinstance(seed, jax.core.Tracer) else random_key(seed.item())
 
 
 def load(

@@ -1,5 +1,6 @@
 """Run a command: its exit code, and expected errors in one line."""
 
+import errno
 import re
 import signal
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from vit_spec.missing_packages import not_installed
 BAD_INPUT = 2
 INTERRUPTED = 130  # the exit code that shells give a program ended by Ctrl-C
 # PyTorch and JAX raise different types of error, so out-of-memory errors are recognized by their message.
+_NO_MEMORY = "not enough memory: give a smaller input, or use a machine with more memory"
 _OUT_OF_MEMORY = re.compile("allocate memory|out of memory|RESOURCE_EXHAUSTED")
 
 
@@ -37,11 +39,11 @@ def run_command(run: Callable[[], int], framework: str | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has ended, such as `head`
         return 128 + signal.SIGPIPE
     except OSError as error:
-        print_error(_describe_os_error(error))
+        print_error(_NO_MEMORY if error.errno == errno.ENOMEM else _describe_os_error(error))
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
             raise
-        print_error("not enough memory: give a smaller input, or use a machine with more memory")
+        print_error(_NO_MEMORY)
     except KeyboardInterrupt:
         print_note("interrupted; what was saved before is kept")
         return INTERRUPTED
@@ -57,9 +59,12 @@ def _missing_packages(error: ModuleNotFoundError, framework: str | None) -> str:
 
 
 def _describe_os_error(error: OSError) -> str:
-    """Return the message about a file that cannot be read or written; the error may not know its name."""
+    """Return the message about an error of the system, such as a file that cannot be read; it may not know its name."""
+    remedy = ""
     if error.errno in DISK_FULL_ERRNOS:
-        remedy = "make room, or write elsewhere"
-    else:
-        remedy = f"{'give this user access, or ' if isinstance(error, PermissionError) else ''}give another path"
-    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}; {remedy}"
+        remedy = "; make room, or write elsewhere"
+    elif isinstance(error, PermissionError):
+        remedy = "; give this user access, or give another path"
+    elif error.filename:
+        remedy = "; give another path"
+    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}{remedy}"

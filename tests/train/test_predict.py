@@ -278,7 +278,7 @@ def test_class_names_can_be_read_from_a_file(run: Path, photos: list[str], predi
 def test_class_names_may_follow_a_byte_order_mark_and_have_line_separators_of_unicode(
     run: Path, photos: list[str], predict: Main
 ) -> None:
-    (run / "names.txt").write_bytes("\ufeffa\r\nb\u2028\x85b\r\nc".encode())
+    (run / "names.txt").write_bytes("\ufeffa\r\nb\u2028\x85b \rc\n\n".encode())
     [printed] = parse_json_lines(predict(run, photos[0], "--classes", run / "names.txt", "--json"))
     assert {each["name"] for each in printed["classes"]} == {"a", "b\u2028\x85b", "c"}
 
@@ -639,10 +639,15 @@ def test_a_file_of_class_names_with_too_few_lines_is_refused(run: Path, photos: 
     assert "has 2 lines, and the model has 3 classes" in refused(run, photos[0], "--classes", run / "names.txt")
 
 
-@pytest.mark.parametrize(("text", "line"), [("a\n\nc\n", 2), ("a\nb\nc\n\n", 4), ("a\n \nc", 2)])
+@pytest.mark.parametrize(("text", "line"), [("a\n\nc\n", 2), ("a\n \nc", 2), ("\na\nb", 1)])
 def test_a_blank_line_is_no_class_name(text: str, line: int, run: Path, photos: list[str], refused: Main) -> None:
     (run / "names.txt").write_text(text)
     assert f"names.txt, line {line}, is blank: " in refused(run, photos[0], "--classes", run / "names.txt")
+
+
+def test_class_names_in_utf_16_are_refused(run: Path, photos: list[str], refused: Main) -> None:
+    (run / "names.txt").write_bytes("a\nb\nc\n".encode("utf-16-le"))
+    assert "NUL, as text in UTF-16 does" in refused(run, photos[0], "--classes", run / "names.txt")
 
 
 def test_weights_without_a_head_are_refused(tmp_path: Path, photos: list[str], refused: Main) -> None:

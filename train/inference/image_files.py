@@ -58,7 +58,7 @@ def _read_list(path: Path) -> list[str]:
         lines = read_lines(path, max_bytes=MAX_LIST_BYTES)
     except (OSError, ValueError) as error:  # ValueError: not UTF-8
         raise InputError(f"@{path} cannot be read ({error}): give a text file with one image per line") from None
-    if not (found := [line.strip() for line in lines if line.strip()]):
+    if not (found := [line for line in lines if line]):
         raise InputError(f"@{path} names no images: write one per line")
     return found
 

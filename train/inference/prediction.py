@@ -285,8 +285,8 @@ def _read_class_names(path: Path, config: ViTConfig) -> tuple[str, ...]:
         names = tuple(read_lines(path, max_bytes=MAX_NAMES_BYTES))
     except (OSError, ValueError) as error:  # ValueError: not UTF-8
         raise InputError(f"{path} cannot be read ({error}): give a text file with one class per line") from None
-    if blank := [number for number, name in enumerate(names, 1) if not name.strip()]:
-        raise InputError(f"{path}, line {blank[0]}, is blank: give the name of a class in each line")
+    if blank := [number for number, name in enumerate(names, 1) if not name]:
+        raise InputError(f"{path}, line {blank[0]}, is blank: give the name of a class there, or delete the line")
     if len(names) != config.num_classes:
         raise InputError(
             f"{path} has {len(names)} lines, and the model has {config.num_classes} classes: give one line per class"

@@ -156,7 +156,8 @@ def _parse(flag: Flag, given: bool | str | list[str]) -> Any:
             pass
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     text = " ".join(words)
-    raise InputError(f"{flag.name} is {text!r}: give {describe_type(flag.kind)}{nearest(text, choices)}")
+    expected = "an integer, HxW such as 384x256, or None" if flag.is_size else describe_type(flag.kind)
+    raise InputError(f"{flag.name} is {text!r}: give {expected}{nearest(text, choices)}")
 
 
 def _convert(kind: Any, words: list[str]) -> Any:

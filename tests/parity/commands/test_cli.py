@@ -117,6 +117,7 @@ def test_formats_lists_every_format_with_an_example(capsys):
     [
         MemoryError(),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 512000000 bytes."),
+        OSError(12, "Cannot allocate memory"),
         RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
         RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes."),
     ],
@@ -135,6 +136,7 @@ def test_the_error_for_too_little_memory_is_one_line(monkeypatch, error, capsys)
     [
         (OSError(36, "File name too long", "a" * 9), "aaaaaaaaa: File name too long; give another path"),
         (OSError(28, "No space left on device", "a"), "a: No space left on device; make room, or write elsewhere"),
+        (OSError(24, "Too many open files"), "Too many open files"),
         (OSError(122, "Disk quota exceeded"), "Disk quota exceeded; make room, or write elsewhere"),
         (
             PermissionError(13, "Permission denied", "a"),
