@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 
 import vit_spec
 from vit_spec import ViTConfig
@@ -52,8 +53,7 @@ def perturbed_params(config: ViTConfig, seed: int = 0) -> dict[str, Any]:
 
     The scale of matrices stays that of their initial distributions: much larger matrices amplify rounding errors.
     """
-    import torch
-
+    torch = pytest.importorskip("torch")
     import parity
     import vit_torch
 

@@ -19,7 +19,7 @@ def check_can_store(format: Format, config: ViTConfig) -> None:
     names, after = _capable_formats(config)
     listed = "; ".join([", ".join(names), *(f"with {flag} also {', '.join(more)}" for flag, more in after.items())])
     own = f", or change {format.definition.source}" if format.definition else ""
-    flags = "".join(f", or {each}" for each in _helpful_flags(format, config, len(problems)))
+    flags = "".join(f", or {each}" for each in _helpful_flags(format, config))
     raise InputError(f"format {format.name!r} {'; '.join(problems)}: choose another format ({listed}){own}{flags}")
 
 
@@ -49,21 +49,21 @@ def _can_store(format: Format, config: ViTConfig) -> bool:
     return True
 
 
-def _helpful_flags(format: Format, config: ViTConfig, count: int) -> Iterator[str]:
-    """Yield flags, or several that belong together, after which the format can store the config.
-
-    count: the number of reasons why it cannot.
-    """
-    helpful = []
-    for group in (*_OTHER_FUNCTION, *_SAME_FUNCTION):
-        applied = [(flag, change, _changed(config, change)) for flag, change in group.items()]
-        helpful.append([(flag, change) for flag, change, after in applied if after and len(format.problems(after)) < count])
-    for flags in product(*filter(None, helpful)):
+def _helpful_flags(format: Format, config: ViTConfig) -> Iterator[str]:
+    """Yield flags, or several that belong together, after which the format can store the config; the fewest first."""
+    choices = product(*([None, *group.items()] for group in (*_OTHER_FUNCTION, *_SAME_FUNCTION)))
+    several = [[each for each in choice if each] for choice in choices]
+    found: list[set[str]] = []
+    for changes in sorted(several, key=len):
+        flags = [flag for flag, _ in changes]
+        if not flags or any(fewer <= set(flags) for fewer in found):
+            continue
         after: ViTConfig | None = config
-        for _, change in flags:
+        for _, change in changes:
             after = after and _changed(after, change)
-        if flags and after and _can_store(format, after):
-            yield " with ".join(flag.format(side=config.image_size[0]) for flag, _ in flags)
+        if after and _can_store(format, after):
+            found.append(set(flags))
+            yield " with ".join(flag.format(side=config.image_size[0]) for flag in flags)
 
 
 def _changed(config: ViTConfig, change: Callable[[ViTConfig], Fields | None]) -> ViTConfig | None:

@@ -117,8 +117,8 @@ def open_arrays(
     values.
 
     Raises:
-        InputError: an array is incomplete or damaged, or claims sizes that are implausible for the files on disk; or all
-            chunks are lost.
+        InputError: an array is incomplete or damaged, or claims sizes that are implausible for the files on disk; or no
+            array of two or more axes has a chunk.
     """
     import tensorstore as ts
 
@@ -150,9 +150,9 @@ def open_arrays(
     for key_path, statistic in statistics.items():
         opened[key_path].is_assumed_zero = _is_without_chunks(opened[key_path].name, statistic)
     matrices = [array for array in opened.values() if len(array.shape) > 1 and array.nbytes]
-    if opened and all(array.is_assumed_zero for array in matrices or opened.values()):
-        axes = " of two or more axes" if matrices else ""
-        raise InputError(f"{folder} has no data of any array{axes}: its chunks are lost, so fetch or write it again")
+    if matrices and all(array.is_assumed_zero for array in matrices):
+        what = "they are all zero, which those of no model are, or their chunks are lost"
+        raise InputError(f"{folder} has no data of any array of two or more axes: {what}; fetch or write it again")
     largest = max((array.chunk_bytes for array in opened.values()), default=0)
     context = ts.Context({"cache_pool": {"total_bytes_limit": largest + _CACHE_BYTES}})
     for array in opened.values():

@@ -32,6 +32,11 @@ CASES = {  # format, config, and the flags that the message offers
         VIT.replace(positions={"covers": "none"}, attention={"qkv_bias": "qv"}),
         ["--unfold-class-position with --add-key-bias"],
     ),
+    "two, of which the second applies only after the first": (
+        "timm-naflex",
+        VIT.replace(positions={"kind": "fixed", "table": "sincos_2d_mae"}),
+        ["--learn-positions with --fold-class-position"],
+    ),
     "layer scale, which no flag removes": ("hf-vit", DINO, []),
     "another model": ("lucidrains", VIT, []),
     "another model without a key bias": ("lucidrains", VIT.replace(attention={"qkv_bias": "qv"}), []),

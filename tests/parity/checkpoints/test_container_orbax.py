@@ -367,7 +367,7 @@ def test_a_checkpoint_whose_arrays_or_matrices_all_lack_their_chunks_is_refused(
     for array in CONTAINER.open(path).arrays.values():
         if len(array.shape) >= least_axes:
             delete_chunks(array)
-    assert "has no data of any array of two or more axes: its chunks are lost, so fetch or write it" in error_message(path)
+    assert "has no data of any array of two or more axes: they are all zero" in error_message(path)
 
 
 def test_without_a_statement_about_zeros_an_array_that_lacks_some_chunks_is_refused(tmp_path):

@@ -57,6 +57,7 @@ def test_a_folder_determines_the_whole_config(folder, name):
 
 @with_every_folder
 def test_the_weights_are_those_of_the_golden_file(folder, name):
+    pytest.importorskip("torch")
     found = parity.to_torch(parity.load(folder / WEIGHTS))
     weights = read(name).weights
     assert is_same({key: value.double().numpy() for key, value in found.items()}, weights)

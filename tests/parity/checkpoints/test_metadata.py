@@ -54,8 +54,8 @@ def metadata_of(checkpoint: Checkpoint) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(("container", "format"), CONTAINERS)
 def test_every_container_stores_metadata(container: str, format: str, tmp_path: Path) -> None:
-    if container in ("orbax", "dcp"):
-        pytest.importorskip({"orbax": "orbax.checkpoint", "dcp": "torch"}[container])
+    if needed := {"orbax": "orbax.checkpoint", "dcp": "torch", "pth": "torch"}.get(container):
+        pytest.importorskip(needed)
     write(with_metadata(), tmp_path / "weights", format, container=container)
     found = parity.load(tmp_path / "weights")
     assert metadata_of(found) == metadata_of(with_metadata()) and not found.left
@@ -134,6 +134,7 @@ def test_an_override_of_an_assumption_replaces_nothing_that_the_file_states(tmp_
 
 
 def test_the_labels_of_21843_classes_are_stored(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     config = SQUARE.replace(num_classes=21_843)
     names = tuple(f"class number {n} with a name of some forty letters" for n in range(21_843))
     write(with_metadata(config, labels=names, task="classes", assumed=()), f"{tmp_path / 'folder'}/", "hf-vit")
@@ -516,6 +517,7 @@ def test_nothing_is_reported_if_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_weights_file_of_another_library_has_labels_in_our_metadata_only(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     remarks = write(with_metadata(), tmp_path / "weights.pth", "hf-vit").remarks
     assert any("labels and preprocessing: only in our own metadata" in each for each in remarks)
 

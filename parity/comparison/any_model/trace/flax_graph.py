@@ -8,7 +8,7 @@ import numpy as np
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.flax_modules import scopes_for_modules
 from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, WEIGHTS, Graph
-from parity.comparison.any_model.trace.jaxpr import Evaluator
+from parity.comparison.any_model.trace.jaxpr import Evaluator, split_loop, split_scan
 from parity.comparison.any_model.trace.numbers import is_rounded
 from parity.comparison.any_model.trace.scope import Scope
 
@@ -84,14 +84,13 @@ class _Recorder(Evaluator):
         import jax.numpy as jnp
 
         p = equation.params
-        fixed = p["num_consts"] + p["num_carry"]
-        constants, carry, sequences = values[: p["num_consts"]], values[p["num_consts"] : fixed], values[fixed:]
+        constants, carry, sequences = split_scan(equation, values)
         steps: list[list[_Recorded]] = []
         for n in reversed(range(p["length"])) if p["reverse"] else range(p["length"]):
             rows = [self._add(equation, scope, [each], [jnp.asarray(each.array)[n]])[0] for each in sequences]
             out = self.run(p["jaxpr"], [*constants, *carry, *rows], scope)
-            carry = out[: p["num_carry"]]
-            steps.append(out[p["num_carry"] :])
+            carry, row = out[: len(carry)], out[len(carry) :]
+            steps.append(row)
         steps = steps[::-1] if p["reverse"] else steps
         stacked = [
             self._add(equation, scope, column, [jnp.stack([jnp.asarray(each.array) for each in column])])[0]
@@ -101,8 +100,7 @@ class _Recorder(Evaluator):
 
     def loop(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
         p = equation.params
-        fixed = p["cond_nconsts"] + p["body_nconsts"]
-        of_test, of_body, carry = values[: p["cond_nconsts"]], values[p["cond_nconsts"] : fixed], values[fixed:]
+        of_test, of_body, carry = split_loop(equation, values)
         while bool(self.run(p["cond_jaxpr"], [*of_test, *carry], scope)[0].array):
             carry = self.run(p["body_jaxpr"], [*of_body, *carry], scope)
         return list(carry)

@@ -101,7 +101,7 @@ class Evaluator:
         import jax
 
         p = equation.params
-        constants, start, sequences = _split(values, p["num_consts"], p["num_carry"])
+        constants, start, sequences = split_scan(equation, values)
 
         def step(carry: Any, xs: Any) -> tuple[Any, Any]:
             out = self.run(p["jaxpr"], [*constants, *carry, *xs], scope)
@@ -116,7 +116,7 @@ class Evaluator:
         import jax
 
         p = equation.params
-        of_test, of_body, start = _split(values, p["cond_nconsts"], p["body_nconsts"])
+        of_test, of_body, start = split_loop(equation, values)
         return list(
             jax.lax.while_loop(
                 lambda carry: self.run(p["cond_jaxpr"], [*of_test, *carry], scope)[0],
@@ -134,7 +134,24 @@ class Evaluator:
         return list(jax.lax.switch(index, branches, *operands))
 
 
-def _split(values: list[Any], first: int, second: int) -> tuple[list[Any], list[Any], list[Any]]:
+_Three = tuple[list[Any], list[Any], list[Any]]
+
+
+def split_scan(equation: Any, values: list[Any]) -> _Three:
+    """Return the constants, the carry and the sequences among the operands of a scan."""
+    p = equation.params
+    if "ft_in" in p:  # jax 0.12
+        constants, carry, sequences = map(list, p["ft_in"].update(values).unpack())
+        return constants, carry, sequences
+    return _split(values, p["num_consts"], p["num_carry"])
+
+
+def split_loop(equation: Any, values: list[Any]) -> _Three:
+    """Return the constants of the condition, those of the body, and the carry among the operands of a while loop."""
+    return _split(values, equation.params["cond_nconsts"], equation.params["body_nconsts"])
+
+
+def _split(values: list[Any], first: int, second: int) -> _Three:
     return values[:first], values[first : first + second], values[first + second :]
 
 
