@@ -566,6 +566,26 @@ def test_a_dry_run_refuses_a_folder_that_the_run_cannot_have(tmp_path: Path, cap
     assert not (tmp_path / "new").exists()
 
 
+def test_a_dry_run_refuses_the_folder_of_another_run(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()}
+    assert command("--run", small_run, "--seed", "1", "--dry-run") == 2
+    assert f"{small_run} holds another run: its recipe.seed is 0" in capsys.readouterr().err
+    assert command("--run", small_run, "--dry-run") == 0
+    assert command("--resume", small_run, "--epochs", "8steps", "--dry-run") == 0
+    assert {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()} == before
+
+
+def test_a_dry_run_of_several_processes_is_refused_before_its_folder_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Distributed(FakeEngine):
+        is_distributed = True
+
+    (tmp_path / "file").touch()
+    assert command(*SMALL, "--run", tmp_path / "file" / "run", "--dry-run", make_engine=Distributed) == 2
+    assert "--dry-run runs in one process" in capsys.readouterr().err
+
+
 def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--resume", small_run, "--epochs", "8steps", "--augment.mixup", "0.3") == 0
     line = "changed        epochs from 4steps to 8steps at step 4; augment.mixup from 0 to 0.3 at step 4\n"
