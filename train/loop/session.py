@@ -32,7 +32,7 @@ from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
 from train.loop.teacher import Teacher
 from train.loop.teacher_weights import load_teacher
-from train.loop.write_files import convert_write_errors
+from train.loop.write_files import convert_write_errors, folder_gone_error
 from train.recipes import Recipe, Task, model_config
 from train.step_cost import flops_per_image
 from vit_spec import InputError, ViTConfig
@@ -248,8 +248,9 @@ def _fit(prepared: PreparedRun, loop: Loop, console: Console) -> int:
         print_error(error)
         return DIVERGED
     except InputError:
-        with suppress(InputError):  # report the first error
-            draw()
+        if not folder_gone_error(run.path):  # else another folder may be at its path
+            with suppress(InputError):  # report the first error
+                draw()
         raise
     draw()
     table = run_tables.dry_run_table(loop, run) if request.dry_run else run_tables.summary_table(request.command, loop, run)

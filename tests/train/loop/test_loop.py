@@ -930,8 +930,8 @@ def test_a_write_into_a_run_whose_folder_is_gone_says_to_put_it_back(remade: boo
     run = tmp_path / "run"
     if remade:
         (run / "checkpoints").mkdir(parents=True)
-    remove = f"remove what is now at {run}, " if remade else ""
-    gone = f"{run} is gone (it has no config.json): {remove}put the run's folder back, then give the same --run to resume"
+    put_back = f"put the run's folder back (if something is at {run}, remove it first), then give the same --run to resume"
+    gone = f"{run} is gone (it has no config.json): {put_back}"
     for error in (FileNotFoundError(errno.ENOENT, "No such file or directory"), InputError("no folder: create it first")):
         with pytest.raises(InputError) as found, convert_write_errors(run / "metrics.jsonl", run):
             raise error
@@ -973,11 +973,27 @@ class Moving(FakeEngine):
 def test_a_run_whose_folder_is_moved_writes_no_checkpoint_elsewhere(tmp_path: Path) -> None:
     run = tmp_path / "run"
     recipe = replace(RECIPE, run=str(run), eval_every="6steps")
-    with pytest.raises(InputError, match=r"is gone .*put the run's folder back, then give the same --run to resume$"):
+    with pytest.raises(InputError, match=r"is gone .*put the run's folder back .*, then give the same --run to resume$"):
         run_training(recipe, Moving)
     assert not run.exists()
     Path(f"{run}-moved").rename(run)
     assert run_training(recipe) == 0
+
+
+class Replacing(Moving):
+    """An engine whose run's folder is moved away, after the first records, and replaced by an empty one."""
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        metrics = super().step(batch)
+        self.run.mkdir(exist_ok=True)
+        return metrics
+
+
+def test_a_run_whose_folder_is_replaced_draws_no_curves_into_the_new_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(InputError, match=r"is gone \(it has no config\.json\): put the run's folder back"):
+        run_training(replace(RECIPE, run=str(run), eval_every="2steps", save_every="2steps"), Replacing)
+    assert not (run / "curves.png").exists()
 
 
 @pytest.mark.parametrize("change", ["removed", "of another step"])
