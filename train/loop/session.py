@@ -214,6 +214,7 @@ def _start_table(prepared: PreparedRun, engine: Engine, run: RunFolder, workers:
     request, config, teacher = prepared.request, prepared.config, prepared.teacher
     name, recipe, source = request[:3]
     assumptions = [
+        *filter(None, [request.note]),
         *source.notes,
         *prepared.notes,
         *(teacher.notes if teacher else ()),

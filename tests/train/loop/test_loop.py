@@ -539,15 +539,18 @@ def test_a_run_resumes_with_its_own_recipe(small_run: Path, capsys: pytest.Captu
     assert records(small_run) == before and config_of(small_run) == saved and "lineage" not in saved
 
 
-def test_a_folder_without_a_run_begins_with_a_line_about_the_default_recipe(
+def test_the_table_at_the_start_says_that_a_folder_without_a_run_gets_the_default_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--model.changes", "depth=1", "width=16", "num_heads=1", "mlp_dim=16", "--epochs", "1steps"]
     assert command(*flags, "--run", tmp_path / "run", "--dry-run") == 0
     line = f"{tmp_path / 'run'} holds no run (there is no config.json of one): this is a new run of vit_s16, the default"
-    assert capsys.readouterr().err.startswith(line)
+    out, err = capsys.readouterr()
+    assert f"assumed        {line}" in out and "holds no run" not in err
     assert command(*flags, "--config", "vit_s16", "--run", tmp_path / "run", "--dry-run") == 0
-    assert "holds no run" not in capsys.readouterr().err
+    assert "holds no run" not in capsys.readouterr().out
+    assert command(*flags, "--run", tmp_path / "run", "--no-such-flag") == 2
+    assert "holds no run" not in "".join(capsys.readouterr())
 
 
 def test_a_dry_run_refuses_a_folder_that_the_run_cannot_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
