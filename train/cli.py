@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from parity.commands.parser import Parser
 from parity.commands.run_command import run_command
-from parity.terminal import print_note
 from train.loop.request import Request
 from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
 from train.recipes.fields import FieldError
@@ -135,10 +134,10 @@ def parse_request(module: str, arguments: Sequence[str], open_data: Callable[...
         source = open_source(recipe)
         command = f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip()
         return Request(name, recipe, source, command, may_change=resumed is not None)
-    name = DEFAULT_RECIPE if config is None else config
+    name, note = DEFAULT_RECIPE if config is None else config, ""
     if config is None and folder and not (folder / "config.json").exists():
         # As typed to resume: the run's folder may have been moved.
-        print_note(
+        note = (
             f"{run} holds no run (there is no config.json of one): this is a new run of {name}, the default recipe; "
             "--config NAME selects another"
         )
@@ -151,7 +150,8 @@ def parse_request(module: str, arguments: Sequence[str], open_data: Callable[...
     source = open_source(first)
     known = DataInfo(len(source.train), source.channels, source.size)
     recipe = _with_overrides(module, name, RECIPES[name](known), rest)
-    return Request(name, recipe, source, f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip())
+    command = f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip()
+    return Request(name, recipe, source, command, note=note)
 
 
 def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str], *, is_of_run: bool = False) -> Recipe:

@@ -52,7 +52,9 @@ def run_command(run: Callable[[], int], framework: str | None = None) -> int:
 
 def _missing_packages(error: ModuleNotFoundError, framework: str | None) -> str:
     """Return the message about a missing package, and about the framework if it is missing too."""
-    missing = [str(error.name).partition(".")[0]]
+    if error.name is None:  # a library raised it with a text alone
+        return str(error)
+    missing = [error.name.partition(".")[0]]
     if framework and framework != missing[0] and find_spec(framework) is None:
         missing.insert(0, framework)
     return not_installed(missing)

@@ -701,6 +701,7 @@ def test_importing_the_command_imports_no_framework(command: str) -> None:
 @pytest.mark.parametrize(
     ("missing", "twin", "message"),
     [
+        (["grain"], [], "package grain is not installed: pip install '.[train]'"),
         (["PIL"], [], "package PIL is not installed: pip install '.[train]'"),
         (["jax"], ["--twin", "jax"], "package jax is not installed: pip install '.[jax]'"),
         (["torch", "PIL"], ["--twin", "torch"], "packages torch and PIL are not installed: pip install '.[torch,train]'"),

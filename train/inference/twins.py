@@ -14,6 +14,6 @@ def choose_twin(twin: str | None) -> str:
 
 
 def check_packages(twin: str | None) -> None:
-    """Raise InputError if a package is not installed that the twin needs, or that reads images."""
-    if missing := missing_packages(*TWIN_PACKAGES[choose_twin(twin)], "PIL"):
+    """Raise InputError if a package is not installed that the twin needs, or that reads or loads images."""
+    if missing := missing_packages(*TWIN_PACKAGES[choose_twin(twin)], "PIL", "grain"):
         raise InputError(not_installed(missing))

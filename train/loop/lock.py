@@ -75,7 +75,8 @@ class Lock:
         """Release the lock and remove its file; do nothing if it is released already."""
         if self._close.alive:
             if self.is_supported:  # remove it while it is locked, so that no process locks a removed file
-                self._path.unlink(missing_ok=True)
+                with suppress(OSError):  # the folder may be gone, and the run reports that
+                    self._path.unlink()
             self._close()
 
 

@@ -17,6 +17,7 @@ class Request(NamedTuple):
     command: the command line as typed, without --run, to print how to resume.
     dry_run: whether to run one step only and save nothing.
     may_change: whether fields of the recipe may differ from those of the run that resumes (`--resume`).
+    note: a line about the choice of the recipe for the table at the start; "" for none.
     """
 
     name: str
@@ -25,3 +26,4 @@ class Request(NamedTuple):
     command: str
     dry_run: bool = False
     may_change: bool = False
+    note: str = ""

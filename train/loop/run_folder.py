@@ -1,6 +1,7 @@
 """A run's folder: its config, metrics, curves, weights and checkpoints."""
 
 import dataclasses
+import errno
 import json
 import os
 import time
@@ -121,8 +122,23 @@ class RunFolder:
                     path.rmdir()
             raise
 
+    def check(self, recipe: Recipe) -> None:
+        """Check that the run can have its folder, and write nothing; the contents of its data are not compared.
+
+        Raises:
+            InputError: the folder cannot be made or written, or has another run or other files.
+        """
+        _refuse_unwritable(self.path)
+        _refuse_other_than_files(self.path)
+        self._refuse_other_run(self.path, None, recipe)
+
     def _write_description(self, path: Path, source: Dataset | None, recipe: Recipe) -> None:
         """Refuse a folder with another run; write config.json and data.json of a new one."""
+        if self._refuse_other_run(path, source, recipe) is None:
+            self._write_files()  # else `resume_at` does, when the checkpoint has been restored
+
+    def _refuse_other_run(self, path: Path, source: Dataset | None, recipe: Recipe) -> dict[str, Any] | None:
+        """Refuse a folder with another run; return the config.json of the run in it, None if there is none."""
         _refuse_other_than_utf8(self._config)
         saved = read_config(path)
         self._config["id"] = (saved or {}).get("id", uuid.uuid4().hex)  # older versions recorded none
@@ -135,8 +151,7 @@ class RunFolder:
         if saved is not None:
             self._refuse_other_config(saved, "")
         self._identity = identity
-        if saved is None:
-            self._write_files()  # else `resume_at` does, when the checkpoint has been restored
+        return saved
 
     def _write_files(self) -> None:
         if self._identity is not None:
@@ -344,26 +359,23 @@ class RunFolder:
             self._events.add_image(step, name, pixels)
 
 
-def check_folder(path: Path) -> None:
-    """Check that a run can have a folder, and leave nothing behind.
-
-    Raises:
-        InputError: the folder cannot be made, or has files other than those of a run.
-    """
-    missing = [each for each in (path, *path.parents) if not each.exists()]
-    try:
-        _make_folder(path)
-    finally:
-        for each in missing:
-            with suppress(OSError):  # it was not made
-                each.rmdir()
+def _refuse_unwritable(path: Path) -> None:
+    """Raise InputError if the folder of a run cannot be made or written, or has files other than those of a run."""
+    nearest = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    if not nearest.is_dir():
+        number = errno.EEXIST if nearest == path else errno.ENOTDIR
+        raise folder_error(path, OSError(number, os.strerror(number)))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write {nearest} ({os.strerror(errno.EACCES)}): give --run another folder")
+    if nearest == path:
+        _refuse_foreign_folder(path)
 
 
 def _make_folder(path: Path) -> None:
     """Make the folder of a run if it does not exist.
 
     Raises:
-        InputError: see `check_folder`.
+        InputError: the folder cannot be made, or has files other than those of a run.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

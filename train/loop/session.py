@@ -26,13 +26,13 @@ from train.loop.lock import create_run_folder
 from train.loop.loop import Diverged, Loop
 from train.loop.progress import ProgressDisplay
 from train.loop.request import Request
-from train.loop.run_folder import RunFolder, check_folder
+from train.loop.run_folder import RunFolder
 from train.loop.saved_run import CHECKPOINTS, extended_lineage, saved_model_config
 from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
 from train.loop.teacher import Teacher
 from train.loop.teacher_weights import load_teacher
-from train.loop.write_files import convert_write_errors
+from train.loop.write_files import convert_write_errors, folder_gone_error
 from train.recipes import Recipe, Task, model_config
 from train.step_cost import flops_per_image
 from vit_spec import InputError, ViTConfig
@@ -81,13 +81,11 @@ def train(request: Request, make_engine: EngineFactory) -> int:
         raise InputError("--wandb needs the package wandb, which is not installed: pip install wandb")
     if not request.dry_run:
         return _train_in_folder(_prepare(request), make_engine)
-    if request.recipe.run:
-        check_folder(Path(request.recipe.run))  # the dry run itself has another folder
     with tempfile.TemporaryDirectory() as folder:
         held_out = request.source.held_out.take(range(min(request.recipe.batch_size, len(request.source.held_out))))
         recipe = replace(request.recipe, run=str(Path(folder) / "run"), wandb=None, profile=None)
-        request = request._replace(recipe=recipe, source=replace(request.source, held_out=held_out))
-        return _train_in_folder(_prepare(request), make_engine)
+        dry = request._replace(recipe=recipe, source=replace(request.source, held_out=held_out))
+        return _train_in_folder(_prepare(dry), make_engine, dry_run_of=request)
 
 
 def _prepare(request: Request) -> PreparedRun:
@@ -109,28 +107,24 @@ def _prepare(request: Request) -> PreparedRun:
     return PreparedRun(request, task, config, weights, teacher, notes, schedule, targets, balance)
 
 
-def _train_in_folder(prepared: PreparedRun, make_engine: EngineFactory) -> int:
-    """Train in the folder that the recipe names or in a new one; return the exit status."""
+def _train_in_folder(prepared: PreparedRun, make_engine: EngineFactory, dry_run_of: Request | None = None) -> int:
+    """Train in the folder that the recipe names or in a new one; return the exit status.
+
+    dry_run_of: the request whose dry run this is; its folder is checked.
+    """
     recipe, source = prepared.request.recipe, prepared.request.source
     new = f"runs/{prepared.request.name}-{datetime.now():%Y%m%d-%H%M%S}"
     with nullcontext(Path(recipe.run)) if recipe.run else create_run_folder(new) as path:
         engine = _make_engine(prepared, make_engine, path)
+        if dry_run_of is not None and dry_run_of.recipe.run:
+            real = prepared._replace(request=dry_run_of)
+            # Not as the main process, which would make the folder
+            _run_folder(real, Path(dry_run_of.recipe.run), is_main=False).check(dry_run_of.recipe)
         workers = default_workers(source) if recipe.workers is None else recipe.workers
         train_loader, held_out_loader = _make_loaders(prepared, engine, workers)
-        counts = {"train": len(source.train), "held_out": len(source.held_out)}
         with (
             Interruption(engine_handles_sigterm=engine.is_distributed) as stop,
-            RunFolder(
-                path,
-                recipe,
-                prepared.config,
-                {"task": prepared.task, **counts, "classes": list(source.classes)},
-                name=prepared.request.name,
-                may_change=prepared.request.may_change,
-                source=source,
-                teacher_checksum=prepared.teacher.checksum if prepared.teacher else None,
-                is_main=engine.is_main,
-            ) as run,
+            _run_folder(prepared, path, is_main=engine.is_main) as run,
         ):
             console = Terminal(quiet=not engine.is_main)
             display = ProgressDisplay(
@@ -143,6 +137,22 @@ def _train_in_folder(prepared: PreparedRun, make_engine: EngineFactory) -> int:
             loop.restore()  # before the table, which would show changes that are then refused
             run_tables.print_table(console, _start_table(prepared, engine, run, workers))
             return _fit(prepared, loop, console)
+
+
+def _run_folder(prepared: PreparedRun, path: Path, *, is_main: bool) -> RunFolder:
+    request, source = prepared.request, prepared.request.source
+    counts = {"train": len(source.train), "held_out": len(source.held_out)}
+    return RunFolder(
+        path,
+        request.recipe,
+        prepared.config,
+        {"task": prepared.task, **counts, "classes": list(source.classes)},
+        name=request.name,
+        may_change=request.may_change,
+        source=source,
+        teacher_checksum=prepared.teacher.checksum if prepared.teacher else None,
+        is_main=is_main,
+    )
 
 
 def _make_engine(prepared: PreparedRun, make_engine: EngineFactory, path: Path) -> Engine:
@@ -204,6 +214,7 @@ def _start_table(prepared: PreparedRun, engine: Engine, run: RunFolder, workers:
     request, config, teacher = prepared.request, prepared.config, prepared.teacher
     name, recipe, source = request[:3]
     assumptions = [
+        *filter(None, [request.note]),
         *source.notes,
         *prepared.notes,
         *(teacher.notes if teacher else ()),
@@ -238,8 +249,9 @@ def _fit(prepared: PreparedRun, loop: Loop, console: Console) -> int:
         print_error(error)
         return DIVERGED
     except InputError:
-        with suppress(InputError):  # report the first error
-            draw()
+        if not folder_gone_error(run.path):  # else another folder may be at its path
+            with suppress(InputError):  # report the first error
+                draw()
         raise
     draw()
     table = run_tables.dry_run_table(loop, run) if request.dry_run else run_tables.summary_table(request.command, loop, run)

@@ -42,10 +42,9 @@ def folder_gone_error(run: Path) -> InputError | None:
     """
     if (run / "config.json").exists():
         return None
-    remove = f"remove what is now at {run}, " if os.path.lexists(run) else ""
     return InputError(
-        f"the run's folder {run} is gone (it has no config.json): {remove}put the run's folder back, then give the same "
-        "--run to resume"
+        f"the run's folder {run} is gone (it has no config.json): put the run's folder back (if something is at {run}, "
+        "remove it first), then give the same --run to resume"
     )
 
 

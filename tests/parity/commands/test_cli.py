@@ -142,6 +142,7 @@ def test_the_error_for_too_little_memory_is_one_line(monkeypatch, error, capsys)
             PermissionError(13, "Permission denied", "a"),
             "a: Permission denied; give this user access, or give another path",
         ),
+        (ModuleNotFoundError("No module named 'x'; 'y' is not a package"), "No module named 'x'; 'y' is not a package"),
         (
             ModuleNotFoundError(name="pyarrow"),
             "the package pyarrow is not installed: pip install '.[parquet]' in the checkout",

@@ -97,6 +97,14 @@ def test_a_run_releases_the_lock_when_it_fails(tmp_path: Path) -> None:
     run_folder(tmp_path).__exit__()
 
 
+def test_a_folder_that_a_file_replaces_does_not_mask_the_error_of_the_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(InputError, match="the first error"), run_folder(run):
+        run.rename(tmp_path / "moved")
+        run.touch()
+        raise InputError("the first error")
+
+
 @pytest.mark.parametrize("name", [".lock", ".config.json.new"])
 def test_the_target_of_a_link_in_the_folder_is_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")

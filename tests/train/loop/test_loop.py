@@ -539,15 +539,18 @@ def test_a_run_resumes_with_its_own_recipe(small_run: Path, capsys: pytest.Captu
     assert records(small_run) == before and config_of(small_run) == saved and "lineage" not in saved
 
 
-def test_a_folder_without_a_run_begins_with_a_line_about_the_default_recipe(
+def test_the_table_at_the_start_says_that_a_folder_without_a_run_gets_the_default_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--model.changes", "depth=1", "width=16", "num_heads=1", "mlp_dim=16", "--epochs", "1steps"]
     assert command(*flags, "--run", tmp_path / "run", "--dry-run") == 0
     line = f"{tmp_path / 'run'} holds no run (there is no config.json of one): this is a new run of vit_s16, the default"
-    assert capsys.readouterr().err.startswith(line)
+    out, err = capsys.readouterr()
+    assert f"assumed        {line}" in out and "holds no run" not in err
     assert command(*flags, "--config", "vit_s16", "--run", tmp_path / "run", "--dry-run") == 0
-    assert "holds no run" not in capsys.readouterr().err
+    assert "holds no run" not in capsys.readouterr().out
+    assert command(*flags, "--run", tmp_path / "run", "--no-such-flag") == 2
+    assert "holds no run" not in "".join(capsys.readouterr())
 
 
 def test_a_dry_run_refuses_a_folder_that_the_run_cannot_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -564,6 +567,26 @@ def test_a_dry_run_refuses_a_folder_that_the_run_cannot_have(tmp_path: Path, cap
     model = ["--model.changes", "depth=1", "width=16", "mlp_dim=16"]
     assert command(*SMALL, *model, "--run", tmp_path / "new" / "run", "--dry-run") == 0
     assert not (tmp_path / "new").exists()
+
+
+def test_a_dry_run_refuses_the_folder_of_another_run(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()}
+    assert command("--run", small_run, "--seed", "1", "--dry-run") == 2
+    assert f"{small_run} holds another run: its recipe.seed is 0" in capsys.readouterr().err
+    assert command("--run", small_run, "--dry-run") == 0
+    assert command("--resume", small_run, "--epochs", "8steps", "--dry-run") == 0
+    assert {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()} == before
+
+
+def test_a_dry_run_of_several_processes_is_refused_before_its_folder_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Distributed(FakeEngine):
+        is_distributed = True
+
+    (tmp_path / "file").touch()
+    assert command(*SMALL, "--run", tmp_path / "file" / "run", "--dry-run", make_engine=Distributed) == 2
+    assert "--dry-run runs in one process" in capsys.readouterr().err
 
 
 def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -910,8 +933,8 @@ def test_a_write_into_a_run_whose_folder_is_gone_says_to_put_it_back(remade: boo
     run = tmp_path / "run"
     if remade:
         (run / "checkpoints").mkdir(parents=True)
-    remove = f"remove what is now at {run}, " if remade else ""
-    gone = f"{run} is gone (it has no config.json): {remove}put the run's folder back, then give the same --run to resume"
+    put_back = f"put the run's folder back (if something is at {run}, remove it first), then give the same --run to resume"
+    gone = f"{run} is gone (it has no config.json): {put_back}"
     for error in (FileNotFoundError(errno.ENOENT, "No such file or directory"), InputError("no folder: create it first")):
         with pytest.raises(InputError) as found, convert_write_errors(run / "metrics.jsonl", run):
             raise error
@@ -953,11 +976,27 @@ class Moving(FakeEngine):
 def test_a_run_whose_folder_is_moved_writes_no_checkpoint_elsewhere(tmp_path: Path) -> None:
     run = tmp_path / "run"
     recipe = replace(RECIPE, run=str(run), eval_every="6steps")
-    with pytest.raises(InputError, match=r"is gone .*put the run's folder back, then give the same --run to resume$"):
+    with pytest.raises(InputError, match=r"is gone .*put the run's folder back .*, then give the same --run to resume$"):
         run_training(recipe, Moving)
     assert not run.exists()
     Path(f"{run}-moved").rename(run)
     assert run_training(recipe) == 0
+
+
+class Replacing(Moving):
+    """An engine whose run's folder is moved away, after the first records, and replaced by an empty one."""
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        metrics = super().step(batch)
+        self.run.mkdir(exist_ok=True)
+        return metrics
+
+
+def test_a_run_whose_folder_is_replaced_draws_no_curves_into_the_new_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(InputError, match=r"is gone \(it has no config\.json\): put the run's folder back"):
+        run_training(replace(RECIPE, run=str(run), eval_every="2steps", save_every="2steps"), Replacing)
+    assert not (run / "curves.png").exists()
 
 
 @pytest.mark.parametrize("change", ["removed", "of another step"])
