@@ -118,7 +118,7 @@ def _train_in_folder(prepared: PreparedRun, make_engine: EngineFactory, dry_run_
         engine = _make_engine(prepared, make_engine, path)
         if dry_run_of is not None and dry_run_of.recipe.run:
             real = prepared._replace(request=dry_run_of)
-            # Not as the main process, which would make the folder
+            # Not as the main process, which would make the folder.
             _run_folder(real, Path(dry_run_of.recipe.run), is_main=False).check(dry_run_of.recipe)
         workers = default_workers(source) if recipe.workers is None else recipe.workers
         train_loader, held_out_loader = _make_loaders(prepared, engine, workers)
@@ -140,6 +140,7 @@ def _train_in_folder(prepared: PreparedRun, make_engine: EngineFactory, dry_run_
 
 
 def _run_folder(prepared: PreparedRun, path: Path, *, is_main: bool) -> RunFolder:
+    """Return the folder of a run at a path."""
     request, source = prepared.request, prepared.request.source
     counts = {"train": len(source.train), "held_out": len(source.held_out)}
     return RunFolder(
