@@ -18,9 +18,7 @@ def check_can_store(format: Format, config: ViTConfig) -> None:
         return
     names, after = _capable_formats(config)
     listed = "; ".join([", ".join(names), *(f"with {flag} also {', '.join(more)}" for flag, more in after.items())])
-    own = f", or change {format.definition.source}" if format.definition else ""
-    flags = "".join(f", or {each}" for each in _helpful_flags(format, config))
-    raise InputError(f"format {format.name!r} {'; '.join(problems)}: choose another format ({listed}){own}{flags}")
+    raise format.refusal(problems, f" ({listed})", _helpful_flags(format, config))
 
 
 def _capable_formats(config: ViTConfig) -> tuple[list[str], dict[str, list[str]]]:

@@ -111,7 +111,8 @@ def build_checkpoint(
     require(isinstance(given, Mapping), f"given is {given!r}: give values by field name, such as {{'norms.eps': 1e-5}}")
     _add_stored_table(notes, _stated_format(notes))
     if own := _is_own(notes):
-        found = _read_own(contents, notes, format, given, strip, ignore)
+        _refuse_reading_options(_stated_format(notes), format, strip, ignore)
+        found = _read_own(contents, notes, given)
     else:
         found = _read_recognised(contents, notes, format, given, strip, ignore)
     if any(array.dtype.name not in FLOAT_DTYPES for array in found.arrays.values()) and (
@@ -124,16 +125,13 @@ def build_checkpoint(
     return metadata.attach_metadata(found, notes, given, own)
 
 
-def _read_own(
-    contents: Contents,
-    notes: Mapping[str, Any],
-    format: str | None,
-    given: Fields,
-    strip: str | None,
-    ignore: Sequence[str],
-) -> Checkpoint:
-    """Return a checkpoint of this project, with the config in `notes`; the arguments are those of `build_checkpoint`."""
-    name = _stated_format(notes)
+def _refuse_reading_options(name: str, format: str | None, strip: str | None, ignore: Sequence[str]) -> None:
+    """Raise InputError for options that a checkpoint of this project does not need.
+
+    Args:
+        name: the format that it states.
+        format, strip, ignore: see `build_checkpoint`.
+    """
     if format not in (None, name, get_format(name).name):
         get_format(format)  # raises the error about an unknown name, which says more
         raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from (format=) out")
@@ -141,6 +139,11 @@ def _read_own(
         raise InputError(
             f"it has only the keys of its config, in format {name!r}: leave --strip (strip=) and --ignore (ignore=) out"
         )
+
+
+def _read_own(contents: Contents, notes: Mapping[str, Any], given: Fields) -> Checkpoint:
+    """Return a checkpoint of this project, with the config in `notes`; the arguments are those of `build_checkpoint`."""
+    name = _stated_format(notes)
     config = ViTConfig.from_json(notes["config"])
     _check_companion_config(config, name, contents, notes)
     arrays = join_keys(contents.arrays, get_format(name).separator)

@@ -4,18 +4,17 @@ import errno
 import re
 import signal
 from collections.abc import Callable
-from importlib.util import find_spec
 
 from parity.failed_imports import one_line_import_errors
 from parity.terminal import checked_stdout, print_error, print_note
 from vit_spec import InputError
 from vit_spec.errors import DISK_FULL_ERRNOS
-from vit_spec.missing_packages import not_installed
+from vit_spec.missing_packages import missing_packages, not_installed
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # the exit code that shells give a program ended by Ctrl-C
-# PyTorch and JAX raise different types of error, so out-of-memory errors are recognized by their message.
 _NO_MEMORY = "not enough memory: give a smaller input, or use a machine with more memory"
+# PyTorch and JAX raise different types of error, so out-of-memory errors are recognized by their message.
 _OUT_OF_MEMORY = re.compile("allocate memory|out of memory|RESOURCE_EXHAUSTED")
 
 
@@ -54,10 +53,8 @@ def _missing_packages(error: ModuleNotFoundError, framework: str | None) -> str:
     """Return the message about a missing package, and about the framework if it is missing too."""
     if error.name is None:  # a library raised it with a text alone
         return str(error)
-    missing = [error.name.partition(".")[0]]
-    if framework and framework != missing[0] and find_spec(framework) is None:
-        missing.insert(0, framework)
-    return not_installed(missing)
+    missing = missing_packages(framework) if framework else []
+    return not_installed(list(dict.fromkeys([*missing, error.name.partition(".")[0]])))
 
 
 def _describe_os_error(error: OSError) -> str:

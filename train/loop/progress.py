@@ -84,7 +84,8 @@ class ProgressDisplay:
     def restart_throughput(self, done: int) -> None:
         """Measure the throughput from here on, after an evaluation, a checkpoint or an end of a profile.
 
-        No step is pending."""
+        No step is pending.
+        """
         self._times.clear()
         self._times[0].append((done, time.monotonic()))
 

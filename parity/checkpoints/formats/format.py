@@ -5,7 +5,7 @@ define formats in files; see `parity/checkpoints/format_file.py`.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import prod
@@ -322,6 +322,18 @@ class Format:
         what = "" if found else self.unsupported(config, variant)
         return [*found, *([f"cannot store {what}"] if what else [])]
 
+    def refusal(self, problems: Iterable[str], others: str = "", flags: Iterable[str] = ()) -> InputError:
+        """Return the error for a config that the format cannot store.
+
+        Args:
+            problems: the reasons, see `problems`.
+            others: a clause that names other formats; "" for none.
+            flags: flags of `convert` after which the format can store the config.
+        """
+        own = [f"change {self.definition.source}"] if self.definition else []
+        remedies = ", or ".join([f"choose another format{others}", *own, *flags])
+        return InputError(f"format {self.name!r} {'; '.join(problems)}: {remedies}")
+
     @lru_cache(maxsize=256)  # noqa: B019  # formats are few, and a conversion asks several times for the same layouts
     def layouts(self, config: ViTConfig) -> Column:
         """Return the layout of each parameter of a config, or the layouts of its pieces.
@@ -330,8 +342,7 @@ class Format:
             InputError: the format cannot store this config, or its table has a mistake.
         """
         if problems := self.problems(config):
-            own = f", or change {self.definition.source}" if self.definition else ""
-            raise InputError(f"format {self.name!r} {'; '.join(problems)}: choose another format{own}")
+            raise self.refusal(problems)
         table = self.table_layouts(self._variant_for(config))
         pieces_in_table = _pieces_in_table(tuple(table))
         pieces = [Piece.parse(piece) for name in rows(config) for piece in pieces_in_table[name]]

@@ -178,6 +178,7 @@ class Options:
     def factors(self) -> list[float]:
         """Return the constants of the operations by which the class may multiply or divide an array, as factors."""
         own = [value for value in self._numbers if 1e-3 < abs(value) < 1e3]
+        # A trace has no integers, such as that of x / 2.
         return [each for value in (*own, 2.0) for each in (value, 1 / value)]
 
     def several_eps(self) -> str:

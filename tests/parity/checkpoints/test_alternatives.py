@@ -10,6 +10,7 @@ from parity.checkpoints.alternatives import check_can_store
 from parity.checkpoints.formats import formats, get
 from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
+from tests.parity.checkpoints.test_conversions import can_store
 from vit_spec import InputError, ViTConfig, rows
 
 VIT = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, num_heads=2, mlp_dim=16, num_classes=3)
@@ -55,14 +56,6 @@ def after_flags(config: ViTConfig, flags: str) -> ViTConfig:
     words = [flag.removeprefix("--").split() for flag in flags.split(" with ")]
     operations = {name.replace("-", "_"): int(*value) if value else True for name, *value in words}
     return surgery.apply(zeros(config), operations)[0].config
-
-
-def can_store(name: str, config: ViTConfig) -> bool:
-    try:
-        get(name).layouts(config)
-    except InputError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(("name", "config", "flags"), CASES.values(), ids=CASES)
