@@ -66,7 +66,7 @@ def test_an_activation_that_has_no_name_in_a_library_is_not_stored_in_its_config
     format: str, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = CONFIG.replace(mlp={"activation": "mish"})
-    get(format).json_files(config)
+    get(format).library.contents(config)
     monkeypatch.delitem(pkgutil.resolve_name(f"parity.checkpoints.formats.{names}"), "mish")
     with pytest.raises(InputError, match=r"'s? config.json cannot store mlp.activation='mish': write a file"):
-        get(format).json_files(config)
+        get(format).library.contents(config)

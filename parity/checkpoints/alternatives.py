@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 from parity.checkpoints import formats
-from parity.checkpoints.formats.format import Fields, Format
+from parity.checkpoints.formats.evidence import Fields
+from parity.checkpoints.formats.format import Format
 from vit_spec import InputError, ViTConfig
 
 

@@ -20,7 +20,7 @@ from parity.checkpoints.derived_fields import (
 from parity.checkpoints.field_defaults import DEFAULTS, HIDDEN_FIELDS, ROTARY_KINDS
 from parity.checkpoints.formats import Evidence, Fields, Format
 from parity.checkpoints.formats.behaviour import behaviour_of_module
-from parity.checkpoints.formats.format import Definition
+from parity.checkpoints.formats.definition import Definition
 from parity.checkpoints.tensor_fields import check_channels_first, fields_from_tensors
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS, coerce_field
@@ -59,7 +59,7 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     # The published pixel statistics are those of red, green and blue: they do not apply to other numbers of channels.
     channels = (1, known.get("in_channels", guessed.get("in_channels", 3)))
     published = {n: v for n, v in guessed.items() if not n.startswith("pixels.") or len(v) in channels}
-    if format.matches_config_file(evidence.notes):  # the library resamples the positions of all its models in the same way
+    if format.library.describe_model(evidence.notes):  # then all its models have their positions resampled in the same way
         known |= {n: v for n, v in published.items() if n.startswith("resampling.") and n not in known}
     defaults = _assume_defaults(format, evidence, known, published, likely)
     initial = {"norms.layer_scale": published.get("norms.layer_scale", 1e-5)}
@@ -79,7 +79,7 @@ def _requirements(format: Format, evidence: Evidence, shown: Fields) -> tuple[di
     required = {
         name: value for name, value in format.constraints.items() if not isinstance(value, tuple) and not callable(value)
     }
-    if format.matches_config_file(evidence.notes):
+    if format.library.describe_model(evidence.notes):
         return required, {}
     hidden = {name: required.pop(name) for name in HIDDEN_FIELDS if name in required and name not in shown}
     return required, hidden
@@ -102,7 +102,7 @@ def _check_sources(
     if format.definition:
         gate = {name: likely[name] for name in ("mlp.activation",) if name in likely}  # `ViTConfig` has one kind of gate
         _check_definition(format.definition, {**shown, **gate}, given)
-    source = format.config_file if format.matches_config_file(evidence.notes) else "file"
+    source = format.library.config_file if format.library.describe_model(evidence.notes) else "file"
     for name, value in stated.items():
         if name in shown and shown[name] != value and name not in given:
             raise InputError(

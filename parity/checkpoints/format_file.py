@@ -42,7 +42,9 @@ from parity.checkpoints.columns import SPLIT_AXES, Piece, check_pieces, paramete
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.formats import Fields, Format, get, register
 from parity.checkpoints.formats.behaviour import common_behaviour
-from parity.checkpoints.formats.format import PROJECTION, Definition, Evidence
+from parity.checkpoints.formats.definition import Definition
+from parity.checkpoints.formats.evidence import Evidence
+from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.layout import FIXED_SIZES, KERAS_GROUPS, NNX_VALUES, Layout, Spellings
 from vit_spec import InputError, nearest
 from vit_spec.config import coerce_field

@@ -8,7 +8,8 @@ from parity.checkpoints.columns import Piece, parameter_of, pieces_of
 from parity.checkpoints.field_defaults import HIDDEN_FIELDS
 from parity.checkpoints.format_file import REQUIRED, word_lines
 from parity.checkpoints.formats import Format
-from parity.checkpoints.formats.format import no_fields, no_files
+from parity.checkpoints.formats.format import no_fields
+from parity.checkpoints.formats.library_files import LibraryFiles
 from parity.checkpoints.layout import FIXED_SIZES
 
 # Fields that are left out: two belong to a single model, the third is only an initial value.
@@ -82,7 +83,7 @@ def _remarks(format: Format, variant: str) -> Iterator[str]:
         "arrays of constants that are written": format.constants,
         "defaults that depend on which parameters there are": format.infer_assumed is not no_fields,
         "second copies of parameters": format.duplicates,
-        "the config file of its library": format.json_files is not no_files or format.model_types or format.config_key,
+        "the config file of its library": format.library != LibraryFiles(),
     }
     if text := ", ".join(what for what, is_used in features.items() if is_used):
         yield f"# The built-in format also has what a file cannot say: {text}."

@@ -69,7 +69,7 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
         InputError: this project wrote the file, and the library's files beside it contradict its metadata, or cannot be
             read.
     """
-    of_open_clip = open_clip_config.FILE in notes and get(checkpoint.format).config_file == open_clip_config.FILE
+    of_open_clip = open_clip_config.FILE in notes and get(checkpoint.format).library.config_file == open_clip_config.FILE
     from_library = (_from_open_clip,) if of_open_clip else _FROM_LIBRARIES
     sources = (_from_notes, _from_run) if own else (_from_run, *from_library)
     fields, failed = _read_fields(sources, notes, checkpoint.config)
@@ -97,11 +97,11 @@ def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str
         InputError: a field in these files cannot be read.
     """
     format = get(checkpoint.format)
-    if not format.matches_config_file(notes):
+    if not format.library.describe_model(notes):
         return {}
     config = ViTConfig.from_json(notes["config"])  # without the overrides of the user
     try:
-        written, _ = fill_library_files(format.json_files(config), replace(checkpoint, config=config))
+        written, _ = fill_library_files(format.library.contents(config), replace(checkpoint, config=config))
     except InputError:  # the library cannot express this config
         written = {}
     expected, _ = _read_fields(_FROM_LIBRARIES, written, config)

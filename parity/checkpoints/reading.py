@@ -22,7 +22,7 @@ from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.format_matching import Match, join_keys
 from parity.checkpoints.formats import Fields, Format, add_version, hf_processor
 from parity.checkpoints.formats import get as get_format
-from parity.checkpoints.formats.format import Definition, digest, no_files
+from parity.checkpoints.formats.definition import Definition, digest
 from parity.checkpoints.recognition import recognise
 from parity.checkpoints.sidecar import read_own_notes
 from parity.checkpoints.unreadable import describe_unreadable
@@ -247,7 +247,7 @@ def _check_config_of_folder(weights: Path, name: str, notes: Mapping[str, Any]) 
         _check_library_file(weights, name, notes)
         return []
     opened = folders.library_file([entry.name for entry in folder.iterdir() if entry.is_file()], config)
-    if opened in (None, weights.name) or not format.matches_config_file(notes):
+    if opened in (None, weights.name) or not format.library.describe_model(notes):
         return []
     return [Assumption("use of config.json", f"for {weights.name}", f"although its library opens {opened}")]
 
@@ -256,8 +256,8 @@ def _check_library_file(weights: Path, name: str, notes: Mapping[str, Any]) -> N
     """Raise InputError if a library opens a file of this project, but the config.json beside it is of another format."""
     format = get_format(name)
     is_opened = weights.name in (*_FOLDER_FILES, f"{_FOLDER_FILES[0]}{INDEX}")
-    has_config = bool(notes.get("config.json")) and format.json_files is not no_files
-    if is_opened and has_config and not format.matches_config_file(notes):
+    has_config = bool(notes.get("config.json")) and format.library.are_written
+    if is_opened and has_config and not format.library.describe_model(notes):
         raise InputError(
             f"its config.json is not one of format {name!r}, the format of {weights.name}: give the config.json of "
             f"these weights, or remove it"
@@ -267,22 +267,22 @@ def _check_library_file(weights: Path, name: str, notes: Mapping[str, Any]) -> N
 def _check_companion_config(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
     """Raise InputError if the library's config.json contradicts the config in the metadata of the weights."""
     format = get_format(name)
-    if not format.matches_config_file(notes):
+    if not format.library.describe_model(notes):
         return
     for match in recognise(contents.arrays, notes, name)[:1]:
         # A library's file cannot express every config: compare with what would be written beside these weights.
         files = {file: note for file, note in notes.items() if file not in COMPANION_FILES}
         try:
-            files |= format.json_files(config)
+            files |= format.library.contents(config)
         except InputError:
             files = {}
-        has_file = format.matches_config_file(files)
+        has_file = format.library.describe_model(files)
         written = match.format.stated_fields(replace(match.evidence, notes=files)) if has_file else {}
         for field, value in match.format.stated_fields(match.evidence).items():
             expected = written.get(field, config.at(field))
             if field != "norms.layer_scale" and value != expected:  # an initial value, without effect on these weights
-                of_processor = field.startswith("pixels.") and bool(format.model_types)
-                file = hf_processor.processor_file(notes)[0] if of_processor else format.config_file
+                of_processor = field.startswith("pixels.") and bool(format.library.model_types)
+                file = hf_processor.processor_file(notes)[0] if of_processor else format.library.config_file
                 raise InputError(
                     f"its {file} says {field}={value!r}, but the config stored with its weights says {expected!r}: correct "
                     f"{file}, or remove it"
@@ -308,7 +308,7 @@ def first_valid_match(matches: list[Match], given: Fields) -> tuple[Match, ViTCo
         except FormatMismatch as error:
             errors.append(error)
             recognised = match.format.recognises(match.evidence) and not _fits_without(match, given)
-            if recognised or match.format.matches_config_file(match.evidence.notes):
+            if recognised or match.format.library.describe_model(match.evidence.notes):
                 final = match.format.name
     raise errors[0]
 

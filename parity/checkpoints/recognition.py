@@ -108,7 +108,7 @@ def _match_candidates(
             is_vit = strip is None and prefix.removesuffix(separator).rpartition(separator)[2] == "vit"
             for format in candidates:
                 is_tried = format.separator == separator and prefix in (own_prefixes[format.name] or prefixes[separator])
-                if not is_tried or (is_vit and format.model_types):
+                if not is_tried or (is_vit and format.library.model_types):
                     continue
                 by_table = ignored_by_table(format.name) if _has_projection(format, stored, prefix) else None
                 own = WrappedWeights(stored, prefix, separator, module, ignored, by_table) if by_table else weights
@@ -205,16 +205,16 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
     """
     named = [get(name)] if name else [get(each) for each in formats()]
     defined = [format for format in named if format.definition]
-    if found := [format for format in named if format.matches_config_file(notes)]:
+    if found := [format for format in named if format.library.describe_model(notes)]:
         return [*defined, *found]
     if defined and name:
         return defined
     config = notes.get("config.json") or {}
-    files = [file for file in {get(each).config_file: None for each in formats()} if notes.get(file)]
+    files = [file for file in {get(each).library.config_file: None for each in formats()} if notes.get(file)]
     if not files:
         return named
     kind = str(config.get("model_type", ""))
-    known = list(dict.fromkeys(each for other in formats() for each in get(other).model_types))
+    known = list(dict.fromkeys(each for other in formats() for each in get(other).library.model_types))
     if kind == "timm_wrapper":
         raise InputError(
             "its config.json is that of transformers' TimmWrapper: save the model inside it by timm.models.save_for_hf("

@@ -45,7 +45,7 @@ def raise_unmatched(
         raise InputError(what)
     _raise_if_unsupported(candidates, arrays)
     for match in matches[:1]:
-        if match.format.matches_config_file(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
+        if match.format.library.describe_model(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
             match.format.stated_fields(match.evidence)  # raises the error about the config file, which says more
     raise InputError(
         _describe_nearest(matches, arrays) if matches else _describe_unknown_keys(arrays, notes, name, strip_hint)
@@ -77,7 +77,7 @@ def _describe_unknown_keys(
             f"gather the weights and save them again"
         )
     some = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
-    for file in {get(each).config_file: None for each in formats()}:
+    for file in {get(each).library.config_file: None for each in formats()}:
         if config := notes.get(file):
             kind = next((word for word in ("model_type", "architecture") if word in config), "")
             if kind == "architecture":

@@ -16,7 +16,6 @@ from parity.checkpoints.containers.folders import FLAX_FILE
 from parity.checkpoints.containers.safetensors import create_sharded
 from parity.checkpoints.containers.shards import shards_in_name
 from parity.checkpoints.formats import Format
-from parity.checkpoints.formats.format import no_files
 from parity.checkpoints.sidecar import SIDECAR_FILE, check_sidecar, sidecar_path, write_sidecar
 from parity.checkpoints.weights import Checkpoint
 from vit_spec import InputError, nearest
@@ -44,7 +43,7 @@ def choose_container(
     Raises:
         InputError: the destination selects no container, or the container does not fit the format or `shard`.
     """
-    remarks = [] if format.json_files is no_files else metadata.notes_only_remarks(checkpoint)
+    remarks = metadata.notes_only_remarks(checkpoint) if format.library.are_written else []
     found = None if slash else containers.by_suffix(path)
     if found := found if name is None else containers.get(name):
         if shard is not None:
@@ -52,20 +51,20 @@ def choose_container(
         if shards_in_name(path) > 1:
             raise InputError(f"{path} would be one file with the name of one of several shards: give another name")
         return found, remarks
-    files, lost = metadata.fill_library_files(format.json_files(checkpoint.config), checkpoint)
+    files, lost = metadata.fill_library_files(format.library.contents(checkpoint.config), checkpoint)
     suffixes = [suffix for each in containers.names() for suffix in containers.get(each).suffixes]
     if not files or (path.suffix and not slash):
         hint = nearest(path.suffix, suffixes) if path.suffix else ""
         also = f", or FOLDER/ for a folder that the library of {format.name} opens" if files else ""
         raise InputError(f"{path} does not select a container{hint}: give a name that ends in {', '.join(suffixes)}{also}")
     default = replace(format, variant="")
-    if format.one_layout_in_folders and format.layouts(checkpoint.config) != default.layouts(checkpoint.config):
+    if format.library.one_layout and format.layouts(checkpoint.config) != default.layouts(checkpoint.config):
         raise InputError(
             f"the library of {format.name} does not open a folder of this model with the keys of {format.variant!r}: write "
             f"{default.full_name(checkpoint.config)}, or a file (weights.safetensors) instead of a folder"
         )
     flax = format.separator == "/"
-    if shard is not None and (flax or not format.opens_shards):
+    if shard is not None and (flax or not format.library.opens_shards):
         raise InputError(f"the library of {format.name} opens only one file of weights: leave --shard (shard=) out")
     weights = containers.get("msgpack" if flax else "safetensors")
 
@@ -75,7 +74,7 @@ def choose_container(
             partial.mkdir()
             file = weights.create(partial / FLAX_FILE, specs, notes)
         else:  # transformers refuses a file whose metadata entry "format" is not "pt"
-            limit = shard or (SHARD_BYTES if format.opens_shards else sum(spec.nbytes for spec in specs.values()))
+            limit = shard or (SHARD_BYTES if format.library.opens_shards else sum(spec.nbytes for spec in specs.values()))
             file = create_sharded(partial, specs, {**notes, "format": "pt", "layout": notes["format"]}, limit)
         with file as writer:
             yield writer

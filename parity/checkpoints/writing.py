@@ -154,7 +154,7 @@ def write(
     # First the plan: the JSON files of a library are made only of a config that its format can store.
     conversions = plan_conversion(checkpoint, to, None if dtype is None else _parse_dtype(dtype))
     kind, metadata_remarks = choose_container(path, slash, container, format, checkpoint, shard)
-    files = format.json_files(checkpoint.config) if kind.name == FOLDER else {}
+    files = format.library.contents(checkpoint.config) if kind.name == FOLDER else {}
     remarks = () if format.name in OWN else unstated_fields(checkpoint.config, to, conversions, files)
     name = format.full_name(checkpoint.config)
     notes = {"config": checkpoint.config.to_json(), "format": name, "version": project_version()}

@@ -57,7 +57,7 @@ def write_folder(source: Path, folder: Path, format: str) -> None:
     """Convert a checkpoint to a folder with flax_model.msgpack and the JSON files of the format."""
     checkpoint = parity.load(source)
     write_weights(checkpoint, folder / "flax_model.msgpack", format)
-    for name, content in parity.checkpoints.formats.get(format).json_files(checkpoint.config).items():
+    for name, content in parity.checkpoints.formats.get(format).library.contents(checkpoint.config).items():
         (folder / name).write_text(json.dumps(content))
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from parity.checkpoints import containers
 from parity.checkpoints.formats import formats, get
-from parity.checkpoints.formats.format import no_files
 from parity.checkpoints.wrapper_names import WRAPPERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "formats.md"
@@ -146,7 +145,7 @@ def _suffixes(name: str) -> str:
 def _row(name: str, proof: dict[str, Any] | None) -> str:
     format = get(name)
     variants = ", ".join(f"`{variant}`" for variant in format.tables if variant) or "yes"
-    has_files = format.json_files is not no_files
+    has_files = format.library.are_written
     source = "config.json" if has_files else "shapes"
     hidden = ("resampling", "pixels")
     usual = {field: value for field, value in format.assumed.items() if not field.startswith(hidden) and value is not None}

@@ -53,7 +53,8 @@ from parity.checkpoints.formats import (
     torchvision,
     tutorial,
 )
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
 from vit_spec import InputError, nearest
 
 __all__ = ["OWN", "Evidence", "Fields", "Format", "add_version", "formats", "get", "register", "registered", "revision"]

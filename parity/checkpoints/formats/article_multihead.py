@@ -10,7 +10,7 @@ import numpy as np
 
 from parity.checkpoints.formats.article import article_format
 from parity.checkpoints.formats.behaviour import common_behaviour
-from parity.checkpoints.formats.format import Evidence
+from parity.checkpoints.formats.evidence import Evidence
 from parity.checkpoints.layout import Array
 from vit_spec import ViTConfig
 

@@ -8,7 +8,7 @@ import numpy as np
 import vit_spec
 from parity.checkpoints.formats import torch
 from parity.checkpoints.formats.article import article_format
-from parity.checkpoints.formats.format import Evidence
+from parity.checkpoints.formats.evidence import Evidence
 from parity.checkpoints.layout import Array
 from vit_spec import ViTConfig
 from vit_spec.positions import sincos_1d

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from parity.checkpoints.formats.article import article_format
-from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.formats.evidence import Evidence, Fields
 from parity.checkpoints.formats.torch import assumed_behaviour
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig, get

@@ -28,7 +28,7 @@ deviates from it:
 
 from collections.abc import Mapping
 
-from parity.checkpoints.formats.format import Evidence
+from parity.checkpoints.formats.evidence import Evidence
 
 
 def behaviour_of_module(evidence: Evidence, module: str) -> Mapping[str, str]:

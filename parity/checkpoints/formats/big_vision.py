@@ -8,7 +8,8 @@ Source: big_vision/models/vit.py.
 """
 
 from parity.checkpoints.formats.behaviour import common_behaviour
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.linen import (
     ASSUMED,
     CONSTRAINTS,

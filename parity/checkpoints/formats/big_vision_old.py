@@ -8,7 +8,8 @@ from math import isqrt
 
 from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.big_vision import allowed_pools
-from parity.checkpoints.formats.format import Evidence, Format
+from parity.checkpoints.formats.evidence import Evidence
+from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.linen import (
     ASSUMED,
     CONSTRAINTS,

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from parity.checkpoints.formats.behaviour import common_behaviour
-from parity.checkpoints.formats.format import Evidence, Format
+from parity.checkpoints.formats.evidence import Evidence
+from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.hf_dinov3 import no_registers
 from parity.checkpoints.formats.hugging_face import square_only
 from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, has_layer_scale, unsupported_head_width

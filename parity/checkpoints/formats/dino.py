@@ -7,8 +7,9 @@ Training checkpoints are recognised.
 Source: facebookresearch/dino 7c446df, vision_transformer.py and main_dino.py.
 """
 
+from parity.checkpoints.formats.evidence import Evidence
 from parity.checkpoints.formats.facebook import ASSUMED, BICUBIC_WITH_OFFSET, CONSTRAINTS, has_script_argument
-from parity.checkpoints.formats.format import Evidence, Format
+from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.tables import replace_keys, ungated, unsupported_head_width
 from parity.checkpoints.formats.torch import TABLE, assumed_behaviour
 

@@ -10,8 +10,9 @@ Source: facebookresearch/dinov2 b8931f7, dinov2/models/vision_transformer.py, la
 import numpy as np
 
 from parity.checkpoints.formats.dino import BACKBONE
+from parity.checkpoints.formats.evidence import Evidence, Fields
 from parity.checkpoints.formats.facebook import ASSUMED, BICUBIC_WITH_OFFSET, CONSTRAINTS
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.tables import replace_keys, unsupported_head_width
 from parity.checkpoints.formats.torch import assumed_behaviour
 from vit_spec import ViTConfig

@@ -17,8 +17,9 @@ import numpy as np
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import torch
 from parity.checkpoints.formats.dino import BACKBONE
+from parity.checkpoints.formats.evidence import Evidence, Fields
 from parity.checkpoints.formats.facebook import ASSUMED, CONSTRAINTS
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.tables import replace_keys, unsupported_head_width
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig

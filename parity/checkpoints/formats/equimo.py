@@ -23,7 +23,8 @@ import numpy as np
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import torch
 from parity.checkpoints.formats.dinov3 import are_periods, find_base, periods
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.hugging_face import square_only
 from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, unsupported_head_width
 from parity.checkpoints.layout import Array

@@ -3,7 +3,7 @@
 If the keys of a file are exactly timm's, only data beside the weights shows which format it is.
 """
 
-from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.formats.evidence import Evidence, Fields
 from parity.checkpoints.formats.tables import PLAIN_VIT_CONSTRAINTS
 from vit_spec.models import DINO_BICUBIC, IMAGENET, PLAIN_BICUBIC
 

@@ -4,15 +4,12 @@ To add a format, write a module with a `FORMAT` (`torchvision.py` is a short exa
 define formats in files; see `parity/checkpoints/format_file.py`.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import prod
 from types import MappingProxyType
-from typing import Any, Self
-
-import numpy as np
+from typing import Self
 
 from parity.checkpoints.columns import (
     SPLIT_AXES,
@@ -24,88 +21,14 @@ from parity.checkpoints.columns import (
     parameter_of,
     pieces_by_parameter,
 )
-from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.formats.definition import Definition
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.library_files import LibraryFiles
 from parity.checkpoints.layout import Array, Layout, Sizes, Spellings
 from vit_spec import InputError, ViTConfig, nearest, rows
 from vit_spec.config import coerce_field
 
 PROJECTION = "patch_embed.proj.weight"  # every checkpoint has this parameter, as one array
-
-Fields = Mapping[str, Any]  # field of `ViTConfig`, with dots as in "norms.eps" -> value
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The facts that a checkpoint shows about its model, besides the values of its parameters.
-
-    `format_matching.py` makes one `Evidence` for each variant of each format that the keys of the checkpoint may belong to.
-
-    Attributes:
-        notes: metadata that is stored with the arrays: parsed JSON files by their names ("config.json"), and entries of a
-            training checkpoint that are not arrays by their paths ("epoch", "args/distillation_type").
-        other_keys: keys that do not belong to the model: other towers, optimizer state, a second set of weights.
-        ignored_arrays: arrays of the model that are not parameters, by key; their keys match `Format.ignored_keys`.
-        axes: for each parameter that is present, the names of its axes, as in `vit_spec.rows`.
-        sizes: axis -> its length, as far as the shapes determine it.  Three entries are lengths of merged axes: "inner"
-            is the number of heads times their width, "pool_inner" the same of attention pooling, "patch" the number of
-            values in a flattened patch.
-        variant: the variant of the format that the keys belong to.
-        module: the path of the model in a module that contains it, such as "backbone"; "" if the keys show no such module.
-        classifier: the path of the layer beside the model that is read as its classifier, such as "head"; "" if there is
-            none.
-    """
-
-    notes: Fields
-    other_keys: frozenset[str]
-    ignored_arrays: Mapping[str, StoredArray]
-    axes: Mapping[str, frozenset[str]]
-    sizes: Mapping[str, int]
-    variant: str = ""
-    module: str = ""
-    classifier: str = ""
-
-
-@dataclass(frozen=True)
-class Definition:
-    """The file in which a user defines a format; see `parity/checkpoints/format_file.py`.
-
-    Attributes:
-        source: the path of the file, for messages.
-        table: what the file says about the models of the format, as text that `format_file.parse_format` accepts.  Files
-            that are written in the format contain it.
-        lines: parameter, or piece of one -> the number of its line in the file.
-        optional: the parameters that a checkpoint may lack.
-        wrappers: beginnings of keys to remove, such as "net.vit.", besides those that are always removed.
-        ignored: regular expression for whole keys that are not parameters -> the reason.
-        constants: for some of these expressions, the digest that the arrays must have: see `digest`.
-        fields: the fields of the config that all models of the format have.
-        proven: the proof that the model is the one that the config describes, as text; "" without one.
-    """
-
-    source: str
-    table: str
-    lines: Mapping[str, int]
-    optional: frozenset[str] = frozenset()
-    wrappers: tuple[str, ...] = ()
-    ignored: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, str] = field(default_factory=dict)
-    fields: Fields = field(default_factory=dict)
-    proven: str = ""
-
-    @property
-    def version(self) -> str:
-        """Eight hexadecimal digits that identify `table`: formats of one name may have other tables."""
-        return hashlib.sha256(self.table.encode()).hexdigest()[:8]
-
-    def place(self, parameter: str) -> str:
-        """Return the file and the number of the line of a parameter, such as "mine.txt:12"."""
-        return f"{self.source}:{self.lines[parameter]}"
-
-
-def digest(array: Array) -> str:
-    """Return twelve hexadecimal digits that identify the dtype, the shape and the bits of an array."""
-    described = f"{array.dtype.name} {array.shape} ".encode()
-    return hashlib.sha256(described + np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
 
 
 def no_fields(evidence: Evidence) -> Fields:
@@ -116,11 +39,6 @@ def no_fields(evidence: Evidence) -> Fields:
 def nothing_unsupported(config: ViTConfig, variant: str) -> str:
     """Return "": the default of a format that can store every config that satisfies its `constraints`."""
     return ""
-
-
-def no_files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return no files: the default of a format whose library needs no JSON file beside the weights."""
-    return {}
 
 
 @cache
@@ -206,18 +124,8 @@ class Format:
         which neither a tensor nor a field shows: {"patch extraction": "without overlap"}.  It is reported to the user as
         assumptions.  Return {} if the library's config file rules out any other behaviour.
 
-    Files of the format's library:
-
-    json_files: config -> the JSON files, by name, that the library needs beside the weights to open a folder.  Raises
-        InputError if they cannot express the config.
-    one_layout_in_folders: whether the library opens a folder with these files only if its keys are those of the default
-        variant.
-    opens_shards: whether the library opens a folder whose weights are in several files.
+    library: the JSON files of the format's library, and the folders that it opens.
     recognises: evidence -> whether a checkpoint belongs to this format, if its keys fit other formats too.
-    model_types: the values of `model_type` in config.json that name the models of the format, in Hugging Face transformers.
-    config_file: the name of the JSON file in which the library describes a model.
-    config_key: a key that the library's config.json has instead of `model_type`; "" if it always has `model_type`.
-
     definition: the file that defines the format, if a user defines it.
     """
 
@@ -242,32 +150,14 @@ class Format:
     infer_assumed: Callable[[Evidence], Fields] = no_fields
     assumed_behaviour: Callable[[Evidence], Mapping[str, str]] = field(kw_only=True)
     read_config: Callable[[Evidence], Fields] = no_fields
-    json_files: Callable[[ViTConfig], Mapping[str, Any]] = no_files
-    one_layout_in_folders: bool = False
-    opens_shards: bool = True
+    library: LibraryFiles = field(default_factory=LibraryFiles)
     recognises: Callable[[Evidence], bool] = lambda evidence: False
-    model_types: tuple[str, ...] = ()
-    config_file: str = "config.json"
-    config_key: str = ""
     definition: Definition | None = None
 
     @property
     def ignored_keys_of_variant(self) -> Mapping[str, str]:
         """`ignored_keys` as they apply to the chosen variant."""
         return {} if self.variant in self.strict_variants else self.ignored_keys
-
-    def matches_config_file(self, notes: Fields) -> bool:
-        """Return whether the library's JSON file lies beside the weights and describes a model of this format.
-
-        A config.json describes one if its `model_type` is in `model_types`, or if it has `config_key` and no `model_type`.
-        A JSON file of another name describes one whenever it is not empty.
-        """
-        config = notes.get(self.config_file) or {}
-        if self.config_file != "config.json":
-            return bool(config)
-        if "model_type" in config:
-            return config["model_type"] in self.model_types
-        return bool(self.config_key) and self.config_key in config
 
     def stated_fields(self, evidence: Evidence) -> Fields:
         """Return the result of `read_config` with every value checked against the type of its field.
@@ -281,7 +171,7 @@ class Format:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # JSON may have any types
             what = f"the files beside its weights do not describe a config ({type(error).__name__}: {error})"
-            raise InputError(f"{what}: correct {self.config_file}, or remove it") from None
+            raise InputError(f"{what}: correct {self.library.config_file}, or remove it") from None
 
     @lru_cache(maxsize=256)  # noqa: B019  # formats are few; one object for each variant, so that `layouts` finds it again
     def with_variant(self, variant: str) -> Self:

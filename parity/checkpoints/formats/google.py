@@ -8,7 +8,8 @@ Source: vit_jax/models_vit.py, vit_jax/checkpoint.py.
 """
 
 from parity.checkpoints.formats.behaviour import common_behaviour
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.linen import ASSUMED, CONSTRAINTS, LOOP, SPELLINGS, covers_class_token, position_line
 from vit_spec import InputError, ViTConfig
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parity.checkpoints.formats.behaviour import behaviour_of_module, common_behaviour
-from parity.checkpoints.formats.format import Evidence
+from parity.checkpoints.formats.evidence import Evidence
 from vit_spec import InputError
 
 BACKBONE_FIELDS = ("apply_layernorm", "out_features", "out_indices")  # of a Backbone, see `_check_feature_maps`

@@ -14,6 +14,7 @@ from parity.checkpoints.formats import hf_beit as beit
 from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Format
+from parity.checkpoints.formats.library_files import LibraryFiles
 from vit_spec import ViTConfig
 
 NAME, TYPES = "hf-data2vec", ("data2vec-vision",)
@@ -44,7 +45,6 @@ FORMAT = Format(
     assumed=beit.ASSUMED,
     read_config=beit.config_reader(NAME, TYPES),
     assumed_behaviour=hf_classes.assumed_behaviour,
-    json_files=json_files,
+    library=LibraryFiles(contents=json_files, model_types=TYPES),
     recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
-    model_types=TYPES,
 )

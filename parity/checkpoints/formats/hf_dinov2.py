@@ -13,7 +13,9 @@ from typing import Any
 
 from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
+from parity.checkpoints.formats.library_files import LibraryFiles
 from parity.checkpoints.formats.tables import has_layer_scale
 from vit_spec import InputError, ViTConfig
 from vit_spec.models import IMAGENET
@@ -177,7 +179,6 @@ FORMAT = Format(
     assumed=ASSUMED,
     read_config=config_reader(NAME, TYPES),
     assumed_behaviour=hf_classes.assumed_behaviour,
-    json_files=json_files,
+    library=LibraryFiles(contents=json_files, model_types=TYPES),
     recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
-    model_types=TYPES,
 )

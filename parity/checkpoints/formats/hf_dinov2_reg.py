@@ -10,6 +10,7 @@ from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hf_dinov2 as dinov2
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Format
+from parity.checkpoints.formats.library_files import LibraryFiles
 from vit_spec import ViTConfig
 
 REGISTERS = """
@@ -47,7 +48,6 @@ FORMAT = Format(
     assumed={**dinov2.ASSUMED, "resampling.antialias": True},
     read_config=dinov2.config_reader(NAME, TYPES),
     assumed_behaviour=hf_classes.assumed_behaviour,
-    json_files=json_files,
+    library=LibraryFiles(contents=json_files, model_types=TYPES),
     recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
-    model_types=TYPES,
 )

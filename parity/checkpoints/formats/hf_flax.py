@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from parity.checkpoints.formats import hf_vit
 from parity.checkpoints.formats import hugging_face as hf
-from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.formats.evidence import Evidence, Fields
 from vit_spec import ViTConfig
 
 NAME = "hf-flax"

@@ -9,7 +9,7 @@ from typing import Any
 
 from parity.checkpoints.formats import hf_clip
 from parity.checkpoints.formats import hugging_face as hf
-from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.formats.evidence import Evidence, Fields
 from parity.checkpoints.formats.hf_flax import FLAX_ACTIVATIONS, flax_table
 from vit_spec import InputError, ViTConfig
 
@@ -54,5 +54,5 @@ FORMAT = replace(
     ignored_values={},
     constraints={**hf_clip.FORMAT.constraints, "mlp.activation": FLAX_ACTIVATIONS},
     read_config=read_config,
-    json_files=json_files,
+    library=replace(hf_clip.FORMAT.library, contents=json_files),
 )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from parity.checkpoints.formats import hf_dinov2
-from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.formats.evidence import Evidence, Fields
 from parity.checkpoints.formats.hf_flax import FLAX_ACTIVATIONS, SQUARE, flax_table
 from vit_spec import InputError, ViTConfig
 
@@ -58,5 +58,5 @@ FORMAT = replace(
     constants={},
     constraints={**hf_dinov2.FORMAT.constraints, **SQUARE, "mlp.activation": (*FLAX_ACTIVATIONS, "swiglu")},
     read_config=read_config,
-    json_files=json_files,
+    library=replace(hf_dinov2.FORMAT.library, contents=json_files),
 )

@@ -10,7 +10,9 @@ from typing import Any
 
 from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
+from parity.checkpoints.formats.library_files import LibraryFiles
 from vit_spec import InputError, ViTConfig
 from vit_spec.parts import UNGATED_ACTIVATIONS
 
@@ -96,7 +98,6 @@ FORMAT = Format(
     },
     read_config=read_config,
     assumed_behaviour=hf_classes.assumed_behaviour,
-    json_files=json_files,
+    library=LibraryFiles(contents=json_files, model_types=TYPES),
     recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
-    model_types=TYPES,
 )

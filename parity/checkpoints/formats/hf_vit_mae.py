@@ -11,7 +11,9 @@ from typing import Any
 
 from parity.checkpoints.formats import hf_classes, hf_vit
 from parity.checkpoints.formats import hugging_face as hf
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
+from parity.checkpoints.formats.library_files import LibraryFiles
 from vit_spec import ViTConfig
 from vit_spec.models import IMAGENET
 
@@ -55,7 +57,6 @@ FORMAT = Format(
     assumed={**hf_vit.ASSUMED, "pixels.mean": IMAGENET.mean, "pixels.std": IMAGENET.std},
     read_config=read_config,
     assumed_behaviour=assumed_behaviour,
-    json_files=json_files,
+    library=LibraryFiles(contents=json_files, model_types=TYPES),
     recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
-    model_types=TYPES,
 )

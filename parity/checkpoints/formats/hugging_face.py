@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.formats import hf_processor
-from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.formats.evidence import Evidence, Fields
 from parity.checkpoints.formats.hf_classes import BACKBONE_FIELDS, check_class, stated_class
 from parity.checkpoints.formats.stored_constants import is_position_ids
 from parity.checkpoints.formats.tables import PLAIN_BLOCK

@@ -10,7 +10,9 @@ Source: keras-hub 0.32.0, src/models/vit/vit_backbone.py, vit_layers.py, vit_ima
 from collections.abc import Mapping
 
 from parity.checkpoints.formats.behaviour import common_behaviour
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
+from parity.checkpoints.formats.library_files import LibraryFiles
 from parity.checkpoints.formats.linen import SPELLINGS
 from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, unsupported_head_width
 from vit_spec import InputError, ViTConfig
@@ -136,5 +138,5 @@ FORMAT = Format(
     assumed={"norms.eps": 1e-6},
     read_config=read_config,
     assumed_behaviour=assumed_behaviour,
-    config_key="registered_name",
+    library=LibraryFiles(config_key="registered_name"),
 )

@@ -4,7 +4,7 @@ Sources: google-research/big_vision:big_vision/models/vit.py, google-research/vi
 google-research/scenic:scenic/projects/baselines/vit.py.
 """
 
-from parity.checkpoints.formats.format import Fields
+from parity.checkpoints.formats.evidence import Fields
 from parity.checkpoints.formats.tables import PLAIN_BLOCK
 from vit_spec import ViTConfig
 from vit_spec.parts import UNGATED_ACTIVATIONS

@@ -10,7 +10,8 @@ Source: vit-pytorch 0.40.2 and 1.9.2 (registry), vit_pytorch/vit.py, simple_vit.
 from collections.abc import Mapping
 
 from parity.checkpoints.formats.behaviour import common_behaviour
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, replace_keys
 from vit_spec import ViTConfig
 from vit_spec.parts import UNGATED_ACTIVATIONS

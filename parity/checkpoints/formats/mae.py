@@ -9,8 +9,9 @@ Source: facebookresearch/mae efb2a80, models_mae.py, models_vit.py, main_pretrai
 """
 
 from parity.checkpoints.formats.dino import BACKBONE
+from parity.checkpoints.formats.evidence import Evidence, Fields
 from parity.checkpoints.formats.facebook import ASSUMED, BICUBIC, CONSTRAINTS, has_script_argument
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.tables import unsupported_head_width
 from parity.checkpoints.formats.torch import assumed_behaviour
 from vit_spec import ViTConfig

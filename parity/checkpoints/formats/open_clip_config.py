@@ -9,7 +9,7 @@ image_transform), factory.py and push_to_hf_hub.py.
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from parity.checkpoints.formats.format import Fields
+from parity.checkpoints.formats.evidence import Fields
 from parity.checkpoints.preprocessing import Filter, Preprocessing, center_crop
 from vit_spec import InputError
 from vit_spec.models import CLIP

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 
 from parity.checkpoints.formats import open_clip_config
 from parity.checkpoints.formats.behaviour import behaviour_of_module, common_behaviour
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
+from parity.checkpoints.formats.library_files import LibraryFiles
 from parity.checkpoints.formats.tables import PLAIN_VIT_CONSTRAINTS, unsupported_head_width
 from vit_spec import InputError
 from vit_spec.models import CLIP
@@ -117,5 +119,5 @@ FORMAT = Format(
     },
     read_config=read_config,
     assumed_behaviour=assumed_behaviour,
-    config_file=open_clip_config.FILE,
+    library=LibraryFiles(config_file=open_clip_config.FILE),
 )

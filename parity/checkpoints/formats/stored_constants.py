@@ -4,7 +4,7 @@ from math import isqrt
 
 import numpy as np
 
-from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.formats.evidence import Evidence, Fields
 from parity.checkpoints.layout import Array
 from vit_spec import ViTConfig
 from vit_spec.positions import relative_index

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from parity.checkpoints.formats.format import Fields
+from parity.checkpoints.formats.evidence import Fields
 from vit_spec import ViTConfig
 from vit_spec.parts import UNGATED_ACTIVATIONS
 

@@ -18,7 +18,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from parity.checkpoints.formats import timm_arguments, timm_config, timm_tables, torch
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
+from parity.checkpoints.formats.library_files import LibraryFiles
 from parity.checkpoints.formats.stored_constants import image_size_of_index, is_relative_index, is_zero
 from parity.checkpoints.formats.tables import unsupported_head_width
 from parity.checkpoints.layout import Array
@@ -230,9 +232,11 @@ FORMAT = Format(
     infer_assumed=infer_assumed,
     assumed_behaviour=assumed_behaviour,
     read_config=read_config,
-    json_files=timm_config.json_files,
-    one_layout_in_folders=True,  # the arguments in config.json choose the layers
-    opens_shards=False,
+    library=LibraryFiles(
+        contents=timm_config.json_files,
+        config_key="architecture",
+        one_layout=True,  # the arguments in config.json choose the layers
+        opens_shards=False,
+    ),
     recognises=lambda evidence: timm_arguments.names_architecture(evidence.notes),
-    config_key="architecture",
 )

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from parity.checkpoints.formats import timm_constructors, timm_data
-from parity.checkpoints.formats.format import Fields
+from parity.checkpoints.formats.evidence import Fields
 from parity.checkpoints.formats.timm_signatures import and_more
 from vit_spec import InputError, nearest
 from vit_spec.models import IMAGENET

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parity.checkpoints.formats import timm_tables
-from parity.checkpoints.formats.format import Fields
+from parity.checkpoints.formats.evidence import Fields
 from parity.checkpoints.formats.timm_constructors import ACTIVATIONS, POOLS
 from vit_spec import InputError, ViTConfig
 from vit_spec.positions import SCALED_ROTARY

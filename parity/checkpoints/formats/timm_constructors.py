@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parity.checkpoints.formats.format import Fields
+from parity.checkpoints.formats.evidence import Fields
 from parity.checkpoints.formats.timm_signatures import (
     BEIT,
     COMMON,

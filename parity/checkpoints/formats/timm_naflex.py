@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from parity.checkpoints.formats import timm, timm_arguments, timm_config, timm_tables
-from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.evidence import Evidence, Fields
+from parity.checkpoints.formats.format import Format
+from parity.checkpoints.formats.library_files import LibraryFiles
 from parity.checkpoints.formats.tables import replace_keys
 from vit_spec import InputError, ViTConfig
 from vit_spec.parts import UNGATED_ACTIVATIONS
@@ -159,8 +161,6 @@ FORMAT = Format(
     infer_assumed=infer_assumed,
     assumed_behaviour=assumed_behaviour,
     read_config=read_config,
-    json_files=json_files,
-    opens_shards=False,
+    library=LibraryFiles(contents=json_files, config_key="architecture", opens_shards=False),
     recognises=lambda evidence: timm_arguments.names_architecture(evidence.notes),
-    config_key="architecture",
 )

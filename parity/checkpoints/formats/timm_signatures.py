@@ -6,7 +6,7 @@ Sources: huggingface/pytorch-image-models 1.0.31, the modules that `timm_constru
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from parity.checkpoints.formats.format import Fields
+from parity.checkpoints.formats.evidence import Fields
 from vit_spec import InputError
 
 # Arguments that act in training only, or that only allow other image sizes.

@@ -6,7 +6,8 @@ The names are those of timm, DeiT, DINO and MAE.
 from collections.abc import Mapping
 
 from parity.checkpoints.formats.behaviour import common_behaviour
-from parity.checkpoints.formats.format import Evidence, Format
+from parity.checkpoints.formats.evidence import Evidence
+from parity.checkpoints.formats.format import Format
 
 TABLE = """
     patch_embed.proj.weight | patch_embed.proj.weight | width rgb ph pw

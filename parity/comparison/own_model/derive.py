@@ -12,7 +12,7 @@ from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import Fields, registered
-from parity.checkpoints.formats.format import digest
+from parity.checkpoints.formats.definition import digest
 from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import StrPath, load
 from parity.checkpoints.weights import Checkpoint

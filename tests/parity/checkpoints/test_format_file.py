@@ -18,7 +18,7 @@ from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.format_file import parse_format, read_format
 from parity.checkpoints.format_text import format_text
-from parity.checkpoints.formats.format import digest
+from parity.checkpoints.formats.definition import digest
 from parity.checkpoints.sidecar import sidecar_path
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison import reproducible_init

@@ -76,9 +76,9 @@ def test_a_written_config_json_has_the_values_of_save_pretrained(folder, name):
     config, theirs = parity.load(folder / WEIGHTS).config, json.loads((folder / "config.json").read_text())
     if "vision_config" in theirs:
         with pytest.raises(InputError, match="num_classes=0"):
-            parity.checkpoints.formats.get("hf-flax-clip").json_files(config)
+            parity.checkpoints.formats.get("hf-flax-clip").library.contents(config)
         return
-    ours = parity.checkpoints.formats.get(FORMATS[name]).json_files(config)["config.json"]
+    ours = parity.checkpoints.formats.get(FORMATS[name]).library.contents(config)["config.json"]
     skipped = {"architectures", "layerscale_value", "use_mask_token"}
     differing = {key for key in ours.keys() & theirs.keys() - skipped if ours[key] != theirs[key]}
     assert differing <= {"hidden_act"}  # transformers has two names for tanh GELU
@@ -158,4 +158,4 @@ def test_a_config_that_the_format_cannot_store_is_refused_by_field(format, chang
 )
 def test_a_config_that_config_json_cannot_express_is_refused_by_field(format, changes, what):
     with pytest.raises(InputError, match=re.escape(what)):
-        parity.checkpoints.formats.get(format).json_files(TINY.replace(**changes))
+        parity.checkpoints.formats.get(format).library.contents(TINY.replace(**changes))

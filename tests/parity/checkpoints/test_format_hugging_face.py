@@ -791,7 +791,7 @@ def test_an_mlp_width_that_config_json_cannot_express_is_accepted_for_a_file(tmp
 
 def test_the_written_mlp_ratio_of_the_giant_is_the_published_one():
     config = vit_spec.get("dinov2_g14", positions={"covers": "all"})
-    assert get("hf-dinov2").json_files(config)["config.json"]["mlp_ratio"] == 4
+    assert get("hf-dinov2").library.contents(config)["config.json"]["mlp_ratio"] == 4
 
 
 @pytest.mark.parametrize(
