@@ -1,9 +1,11 @@
-"""The installed wheel contains its data files, and works in a folder with a train.py and a package parity of the user."""
+"""The wheel contains its data files, and works beside files of the user; the sdist contains the whole checkout."""
 
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +19,23 @@ from tests import ROOT
 pytest.importorskip("setuptools", "77", reason="builds the wheel")
 
 
+PACKAGES = ("vit_spec", "vit_jax", "vit_torch", "parity", "train")
+FILES = ("MANIFEST.in", "pyproject.toml", "README.md", "LICENSE", "twin_vision_transformers_pytest.py")
+
+
+def copy_sources(target: Path, folders: Iterable[str], files: Iterable[str]) -> None:
+    target.mkdir(exist_ok=True)
+    for name in files:
+        shutil.copy(ROOT / name, target)
+    for name in folders:
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder in which the wheel is installed."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "twin_vision_transformers_pytest.py"):
-        shutil.copy(ROOT / name, folder)
-    for package in ("vit_spec", "vit_jax", "vit_torch", "parity", "train"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_sources(folder, PACKAGES, FILES)
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-build-isolation", "--no-compile", "--no-index"]
     subprocess.run([*pip, "--target", folder / "site", "."], cwd=folder, check=True, capture_output=True)
     return folder / "site"
@@ -58,3 +69,15 @@ def test_the_wheel_contains_the_data_files_of_its_packages(site: Path) -> None:
     suffixes = {path.suffix for path in (site / "parity" / "comparison" / "html_report").iterdir()}
     assert {".jinja", ".css", ".js"} <= suffixes
     assert not (site / "tests").exists() and not (site / "benchmarks").exists()
+
+
+def test_the_sdist_contains_the_tests_the_documentation_and_what_make_needs(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy_sources(copy, (*PACKAGES, "benchmarks", "docs", "tests"), (*FILES, "CHANGELOG.md", "Makefile", "constraints.txt"))
+    expected = {path.relative_to(copy) for path in copy.rglob("*") if path.is_file()}
+    build = "import setuptools.build_meta as backend, sys; backend.build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=copy, check=True, capture_output=True)
+    [archive] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        packed = {Path(*Path(name).parts[1:]) for name in tar.getnames()}
+    assert not expected - packed
