@@ -148,7 +148,7 @@ def _record(args: argparse.Namespace) -> int:
         recorded = golden.record(model, args.file, seed=args.seed, force=args.force, progress=progress)
     size = Path(args.file).stat().st_size
     if args.json:
-        _print_json({"file": args.file, "tensors": len(recorded.tensors), "bytes": size})
+        _print_json({"file": args.file, "tensor_count": len(recorded.tensors), "bytes": size})
     else:
         description = describe_checkpoint(model) if isinstance(model, Checkpoint) else ()
         print_lines(*description, f"{args.file}: {len(recorded.tensors)} tensors, {size:,} bytes")

@@ -71,8 +71,9 @@ def convert(args: argparse.Namespace) -> int:
         )
     seconds = time.perf_counter() - start
     if args.json:
-        facts = {**checkpoint_facts(loaded), "changes": changes, "target": str(written.path), "to": written.format}
-        facts |= {"container": written.container, "bytes": written.nbytes, "seconds": seconds, "remarks": written.remarks}
+        facts = {**checkpoint_facts(loaded), "changes": changes, "notes": written.remarks, "target": str(written.path)}
+        facts |= {"target_format": written.format, "target_container": written.container}
+        facts |= {"bytes": written.nbytes, "seconds": seconds}
         facts |= {"table": str(table), "proof": derived.proof.differences} if derived else {}
         print(json.dumps(facts))
         return 0
@@ -93,7 +94,7 @@ def inspect(args: argparse.Namespace) -> int:
     check_format_files_used(args, checkpoint.format)
     parameters = list(list_parameters(checkpoint, args.values))
     if args.json:
-        print(json.dumps({**checkpoint_facts(checkpoint), "parameters": [asdict(entry) for entry in parameters]}))
+        print(json.dumps({**checkpoint_facts(checkpoint), "parameters": [_parameter_facts(entry) for entry in parameters]}))
         return 0
     print_lines(
         *describe_checkpoint(checkpoint), _config_table(checkpoint.config), _parameter_table(checkpoint, parameters)
@@ -110,12 +111,17 @@ def formats(args: argparse.Namespace) -> int:
     if args.show:
         is_file = args.show not in format_names() and os.path.exists(args.show)
         text = format_text(get(load(args.show).format if is_file else args.show))
-        print(json.dumps({"format": args.show, "file": text}) if args.json else text, end="" if not args.json else "\n")
+        print(json.dumps({"format": args.show, "text": text}) if args.json else text, end="" if not args.json else "\n")
         return 0
     if args.json:
         print(
             json.dumps(
-                {name: {"what": get(name).description, "variants": list(get(name).tables)} for name in format_names()}
+                {
+                    "formats": {
+                        name: {"description": get(name).description, "variants": list(get(name).tables)}
+                        for name in format_names()
+                    }
+                }
             )
         )
         return 0
@@ -135,7 +141,13 @@ def models(args: argparse.Namespace) -> int:
     configs = {name: vit_spec.get(name) for name in vit_spec.names()}
     if args.json:
         print(
-            json.dumps({name: {"parameters": vit_spec.count(c), "flops": vit_spec.flops(c)} for name, c in configs.items()})
+            json.dumps(
+                {
+                    "models": {
+                        name: {"parameters": vit_spec.count(c), "flops": vit_spec.flops(c)} for name, c in configs.items()
+                    }
+                }
+            )
         )
         return 0
     table = make_table(None, "model", "image", ">parameters", ">GFLOPs")
@@ -239,6 +251,11 @@ def _parameter_table(checkpoint: Checkpoint, parameters: list[ParameterInfo]) ->
     table.add_section()
     table.add_row("all", "", "", "", *totals, "")
     return table
+
+
+def _parameter_facts(parameter: ParameterInfo) -> dict[str, Any]:
+    """Return a parameter for JSON, with its size under the name that `convert` gives sizes."""
+    return {"bytes" if name == "nbytes" else name: value for name, value in asdict(parameter).items()}
 
 
 def _suspicious_text(entry: ParameterInfo) -> str:

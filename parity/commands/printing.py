@@ -72,7 +72,7 @@ def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "config": asdict(checkpoint.config),
         "assumed": [asdict(each) for each in checkpoint.assumed],
         "overridden": [asdict(each) for each in checkpoint.overridden],
-        "left": list(checkpoint.left),
+        "not_read": list(checkpoint.left),
         **metadata.to_json_fields(checkpoint),
     }
 
