@@ -86,6 +86,7 @@ def test_assert_exits_with_1_and_names_the_failed_check_if_the_models_differ(run
     code, out, _ = run("wrong", "--json")
     found = json.loads(out)
     assert (code, found["passed"], found["failed_check"]) == (1, False, "G0")
+    assert next(iter(found.items())) == ("schema", verdict.SCHEMA)
 
 
 def test_the_level_option_replaces_the_level_of_the_function(run: Any) -> None:
@@ -184,7 +185,7 @@ def documented(header: str) -> set[str]:
 
 def test_the_page_lists_exactly_the_fields_that_are_printed() -> None:
     found = report(origin=Origin(PLACE, PLACE), fixed_parts=(PART,), tables=(TABLE,), hints=("norm",)).facts()
-    assert documented("field") == {*fields(found), *fields(verdict.error_facts("x"))}
+    assert documented("field") == {"schema", *fields(found), *fields(verdict.error_facts("x"))}
 
 
 def test_every_verdict_has_the_same_fields() -> None:
@@ -264,8 +265,9 @@ def test_parity_json_replaces_the_file_of_an_earlier_run(verdicts: Any) -> None:
 
 def test_the_page_lists_the_fields_that_the_plugin_adds(verdicts: Any) -> None:
     [found] = verdicts("-k", "pair").values()
+    assert next(iter(found.items())) == ("schema", verdict.SCHEMA)
     of_pytest = {name.removesuffix("[]") for name in documented("field of pytest")}
-    assert of_pytest == found.keys() - report().facts().keys()
+    assert of_pytest == found.keys() - {"schema", *report().facts()}
 
 
 def test_parity_json_has_the_changes_from_the_golden_file(verdicts: Any, pytester: pytest.Pytester) -> None:
