@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.any_model.trace.places import Place
 from parity.comparison.any_model.trace.tables import Table
 from tests import ROOT
+from tests.json_pages import documented_fields, fields
 
 pytest_plugins = ["pytester"]
 
@@ -162,30 +162,17 @@ def report(**changes: Any) -> Any:
     return dataclasses.replace(found, **changes)
 
 
-def fields(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of the fields in a JSON value, as the page writes them."""
-    if path in ("skipped", "skipped_outputs", "versions"):
-        yield f"{path}.*"
-    elif isinstance(value, dict):
-        if path.startswith("origin"):
-            yield path
-        for key, each in value.items():
-            yield from fields(each, f"{path}.{key}" if path else key)
-    elif isinstance(value, list) and value:
-        yield from fields(value[0], f"{path}[]")
-    else:
-        yield path
-
-
-def documented(header: str) -> set[str]:
-    """Return the fields in the table of the page whose first column has this header."""
-    table = PAGE.partition(f"| {header} |")[2].partition("\n\n")[0]
-    return {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(.+?)`", row)}
-
-
 def test_the_page_lists_exactly_the_fields_that_are_printed() -> None:
-    found = report(origin=Origin(PLACE, PLACE), fixed_parts=(PART,), tables=(TABLE,), hints=("norm",)).facts()
-    assert documented("field") == {"schema", *fields(found), *fields(verdict.error_facts("x"))}
+    mapping = dataclasses.replace(report().correspondence, skipped={"position_ids": "an index"})
+    lists: dict[str, Any] = {
+        "fixed_parts": (PART,),
+        "tables": (TABLE,),
+        "hints": ("norm",),
+        "skipped_outputs": {"a": "text"},
+    }
+    found = report(origin=Origin(PLACE, PLACE), correspondence=mapping, **lists).facts()
+    documented = documented_fields(PAGE)
+    assert documented == {"schema", *fields(found, documented), *fields(verdict.error_facts("x"), documented)}
 
 
 def test_every_verdict_has_the_same_fields() -> None:
@@ -266,7 +253,7 @@ def test_parity_json_replaces_the_file_of_an_earlier_run(verdicts: Any) -> None:
 def test_the_page_lists_the_fields_that_the_plugin_adds(verdicts: Any) -> None:
     [found] = verdicts("-k", "pair").values()
     assert next(iter(found.items())) == ("schema", verdict.SCHEMA)
-    of_pytest = {name.removesuffix("[]") for name in documented("field of pytest")}
+    of_pytest = {name.removesuffix("[]") for name in documented_fields(PAGE, "field of pytest")}
     assert of_pytest == found.keys() - {"schema", *report().facts()}
 
 
