@@ -110,7 +110,9 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
     def write(facts: dict[str, Any], changes: list[str]) -> None:
         if (path := _json_path(request.config)) is not None:
-            line = json.dumps({**facts, "test": request.node.nodeid, "golden": changes}, allow_nan=False)
+            line = json.dumps(
+                {"schema": verdict.SCHEMA, **facts, "test": request.node.nodeid, "golden": changes}, allow_nan=False
+            )
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
 

@@ -1,7 +1,6 @@
 """The commands check, diagnose, assert and golden, which run models, with parsed arguments; see `parity.__main__`."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +14,7 @@ from parity.commands.printing import (
     describe_checkpoint,
     load_other,
     load_source,
+    print_json,
     reading_options,
     spinner,
 )
@@ -63,7 +63,7 @@ def check(args: argparse.Namespace) -> int:
                 progress("the HTML report")
                 written = html_report.write(of_twins, checkpoint, args.html, source=args.source, seed=args.seed)
     if args.json:
-        _print_json({**report.facts(), **checkpoint_facts(checkpoint)})
+        print_json("parity.check/1", {**report.facts(), **checkpoint_facts(checkpoint)})
     else:
         print_lines(*describe_checkpoint(checkpoint), *(f"wrote {path}" for path in written))
         print_report(report)
@@ -104,7 +104,7 @@ def diagnose(args: argparse.Namespace) -> int:
                 checkpoint, expected, source=source, progress=_with_count(progress), pairs=args.pairs
             )
     if args.json:
-        _print_json({**found.facts(), **checkpoint_facts(checkpoint)})
+        print_json("parity.diagnose/1", {**found.facts(), **checkpoint_facts(checkpoint)})
     else:
         print_lines(*describe_checkpoint(checkpoint))
         print_report(found)
@@ -126,10 +126,10 @@ def assert_pair(args: argparse.Namespace) -> int:
         facts = verdict.unequal_weights_facts(error, args.level or "precision", provenance.framework_versions())
     except InputError as error:
         if args.json:
-            _print_json(verdict.error_facts(error))
+            print_json(verdict.SCHEMA, verdict.error_facts(error))
         raise
     if args.json:
-        _print_json(facts)
+        print_json(verdict.SCHEMA, facts)
     else:
         print_report(text)
     return 0 if passed else 1
@@ -148,7 +148,7 @@ def _record(args: argparse.Namespace) -> int:
         recorded = golden.record(model, args.file, seed=args.seed, force=args.force, progress=progress)
     size = Path(args.file).stat().st_size
     if args.json:
-        _print_json({"file": args.file, "tensors": len(recorded.tensors), "bytes": size})
+        print_json("parity.golden-record/1", {"file": args.file, "tensor_count": len(recorded.tensors), "bytes": size})
     else:
         description = describe_checkpoint(model) if isinstance(model, Checkpoint) else ()
         print_lines(*description, f"{args.file}: {len(recorded.tensors)} tensors, {size:,} bytes")
@@ -178,7 +178,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _print_verifications(results: "Sequence[Verification]", passed: bool, args: argparse.Namespace) -> None:
     if args.json:
-        _print_json({"passed": passed, "files": [each.facts() for each in results]})
+        print_json("parity.golden-verify/1", {"passed": passed, "files": [each.facts() for each in results]})
     else:
         print_report("\n\n".join(map(str, results)))
 
@@ -188,7 +188,7 @@ def _table(args: argparse.Namespace) -> int:
 
     history = golden.table(args.files)
     if args.json:
-        _print_json(history.facts())
+        print_json("parity.golden-table/1", history.facts())
     else:
         print_report(history)
     return 0
@@ -236,7 +236,3 @@ def _compare_checkpoints(
 def _with_count(progress: StepProgress) -> CountProgress:
     """Return a progress function that writes the number done and the total number before the description."""
     return lambda what, done, total: progress(f"{done:,} of {total:,}: {what}")
-
-
-def _print_json(facts: dict[str, Any]) -> None:
-    print(json.dumps(facts, allow_nan=False))

@@ -1,7 +1,6 @@
 """The commands convert, inspect, formats and models, called with parsed arguments; see `parity.__main__`."""
 
 import argparse
-import json
 import os
 import re
 import time
@@ -30,6 +29,7 @@ from parity.commands.printing import (
     describe_checkpoint,
     load_source,
     make_table,
+    print_json,
     transfer_progress,
 )
 from parity.terminal import print_lines
@@ -71,10 +71,11 @@ def convert(args: argparse.Namespace) -> int:
         )
     seconds = time.perf_counter() - start
     if args.json:
-        facts = {**checkpoint_facts(loaded), "changes": changes, "target": str(written.path), "to": written.format}
-        facts |= {"container": written.container, "bytes": written.nbytes, "seconds": seconds, "remarks": written.remarks}
+        facts = {**checkpoint_facts(loaded), "changes": changes, "notes": written.remarks, "target": str(written.path)}
+        facts |= {"target_format": written.format, "target_container": written.container}
+        facts |= {"bytes": written.nbytes, "seconds": seconds}
         facts |= {"table": str(table), "proof": derived.proof.differences} if derived else {}
-        print(json.dumps(facts))
+        print_json("parity.convert/1", facts)
         return 0
     speed = f", {written.nbytes / seconds / 1e9:.2f} GB/s" if written.nbytes > MIN_BYTES_FOR_SPEED else ""
     print_lines(
@@ -93,7 +94,8 @@ def inspect(args: argparse.Namespace) -> int:
     check_format_files_used(args, checkpoint.format)
     parameters = list(list_parameters(checkpoint, args.values))
     if args.json:
-        print(json.dumps({**checkpoint_facts(checkpoint), "parameters": [asdict(entry) for entry in parameters]}))
+        facts = {**checkpoint_facts(checkpoint), "parameters": [_parameter_facts(entry) for entry in parameters]}
+        print_json("parity.inspect/1", facts)
         return 0
     print_lines(
         *describe_checkpoint(checkpoint), _config_table(checkpoint.config), _parameter_table(checkpoint, parameters)
@@ -109,15 +111,18 @@ def formats(args: argparse.Namespace) -> int:
     """List all formats, or print one of them, or that of a checkpoint, as a file."""
     if args.show:
         is_file = args.show not in format_names() and os.path.exists(args.show)
-        text = format_text(get(load(args.show).format if is_file else args.show))
-        print(json.dumps({"format": args.show, "file": text}) if args.json else text, end="" if not args.json else "\n")
+        name = load(args.show).format if is_file else args.show
+        text = format_text(get(name))
+        if args.json:
+            print_json("parity.formats/1", {"format": name, "text": text})
+        else:
+            print(text, end="")
         return 0
     if args.json:
-        print(
-            json.dumps(
-                {name: {"what": get(name).description, "variants": list(get(name).tables)} for name in format_names()}
-            )
-        )
+        found = {
+            name: {"description": get(name).description, "variants": list(get(name).tables)} for name in format_names()
+        }
+        print_json("parity.formats/1", {"formats": found})
         return 0
     table = make_table(None, "format", "description", "layout of queries, keys and values")
     for name in format_names():
@@ -134,9 +139,8 @@ def models(args: argparse.Namespace) -> int:
     """List all named models with their sizes."""
     configs = {name: vit_spec.get(name) for name in vit_spec.names()}
     if args.json:
-        print(
-            json.dumps({name: {"parameters": vit_spec.count(c), "flops": vit_spec.flops(c)} for name, c in configs.items()})
-        )
+        sizes = {name: {"parameters": vit_spec.count(c), "flops": vit_spec.flops(c)} for name, c in configs.items()}
+        print_json("parity.models/1", {"models": sizes})
         return 0
     table = make_table(None, "model", "image", ">parameters", ">GFLOPs")
     for name, config in configs.items():
@@ -239,6 +243,11 @@ def _parameter_table(checkpoint: Checkpoint, parameters: list[ParameterInfo]) ->
     table.add_section()
     table.add_row("all", "", "", "", *totals, "")
     return table
+
+
+def _parameter_facts(parameter: ParameterInfo) -> dict[str, Any]:
+    """Return a parameter for JSON, with its size under the name that `convert` gives sizes."""
+    return {"bytes" if name == "nbytes" else name: value for name, value in asdict(parameter).items()}
 
 
 def _suspicious_text(entry: ParameterInfo) -> str:

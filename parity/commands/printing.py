@@ -1,6 +1,7 @@
-"""Helpers that several commands share: load SRC and OTHER, describe a checkpoint, show progress."""
+"""Helpers that several commands share: load SRC and OTHER, describe a checkpoint, print JSON, show progress."""
 
 import argparse
+import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -72,9 +73,19 @@ def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "config": asdict(checkpoint.config),
         "assumed": [asdict(each) for each in checkpoint.assumed],
         "overridden": [asdict(each) for each in checkpoint.overridden],
-        "left": list(checkpoint.left),
+        "not_read": list(checkpoint.left),
         **metadata.to_json_fields(checkpoint),
     }
+
+
+def print_json(schema: str, facts: dict[str, Any]) -> None:
+    """Print the JSON object of a command.
+
+    Args:
+        schema: name and version of the fields; docs/reference/json.md has the rule by which the version changes.
+        facts: the fields.
+    """
+    print(json.dumps({"schema": schema, **facts}, allow_nan=False))
 
 
 def describe_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:

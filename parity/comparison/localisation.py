@@ -8,7 +8,7 @@ outputs gives the wrong block.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -33,12 +33,12 @@ class Part:
 
     module: module name as in a state dict, such as "blocks.3.attn"; empty for the model itself.
     operation: operation within the module; empty if the module is a single operation, such as a linear map or a norm.
-    way: "forward", "backward", or "training" for a part of an optimizer step.
+    direction: "forward", "backward", or "training" for a part of an optimizer step.
     """
 
     module: str
     operation: str
-    way: str = "forward"
+    direction: str = "forward"
 
     @classmethod
     def of(cls, name: str, names: Iterable[str]) -> "Part":
@@ -58,7 +58,11 @@ class Part:
 
     def __str__(self) -> str:
         place = f"{self.module}: {self.operation}" if self.module and self.operation else self.module or self.operation
-        return f"{place} in the backward pass" if self.way == "backward" else place
+        return f"{place} in the backward pass" if self.direction == "backward" else place
+
+    def facts(self) -> dict[str, str]:
+        """Return the name of the part and its fields, for JSON."""
+        return {"name": str(self), **asdict(self)}
 
 
 def _next_intermediate(name: str, names: Iterable[str]) -> str:
@@ -106,6 +110,17 @@ class Origin:
     twin: str
     reason: Literal["", "missing", "shape", "not finite"] = ""
     dtype: str = "float64"
+
+    def facts(self) -> dict[str, Any]:
+        """Return all values, for JSON."""
+        return {
+            "tensor": self.name,
+            "part": self.part.facts(),
+            "difference": self.error,
+            "twin": self.twin,
+            "reason": self.reason,
+            "dtype": self.dtype,
+        }
 
 
 @dataclass(frozen=True)

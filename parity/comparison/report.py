@@ -122,18 +122,26 @@ class TensorComparison:
     def facts(self) -> dict[str, Any]:
         """Return all values, for JSON."""
         errors = {"float64": self.function, "jax": self.jax, "torch": self.torch}
-        figures = {side: _error_figures(error, self.scale) for side, error in errors.items() if error is not None}
-        found = {"name": self.name, "entries": self.function.entries, "passed": self.passed, **figures}
-        return found | ({"tolerance": self.tolerance} if self.rounding else {})
+        return {
+            "name": self.name,
+            "entries": self.function.entries,
+            "passed": self.passed,
+            "same_function": self.same_function,
+            "same_precision": self.same_precision,
+            "difference": self.difference,
+            "tolerance": self.tolerance,
+            "jax": self.jax and self.jax.relative_rms(self.scale),
+            "torch": self.torch and self.torch.relative_rms(self.scale),
+            "figures": {side: error and _error_figures(error, self.scale) for side, error in errors.items()},
+        }
 
 
 def _error_figures(error: ErrorNorms, scale: float) -> dict[str, Any]:
     return {
-        "relrms": error.relative_rms(scale),
         "max": error.relative_max(scale),
         "bias": error.bias(scale),
         "cosine": error.cosine,
-        "tolerance": error.allclose_tolerance,
+        "allclose_tolerance": error.allclose_tolerance,
     }
 
 
@@ -324,20 +332,18 @@ class Report:
 
     def facts(self) -> dict[str, Any]:
         """Return everything for JSON; infinite numbers and NaN become null."""
-        part = self.part
-        first = {"name": str(part), **asdict(part)} if part else None
         found = replace_non_finite(
             {
                 "passed": self.passed,
                 "verdict": self.verdict,
                 "level": self.level,
                 "dtype": self.dtype,
-                "first": first,
-                "origins": [{**asdict(origin), "name": origin.name, "place": str(origin.part)} for origin in self.origins],
+                "first_part": self.part.facts() if self.part else None,
+                "origins": [origin.facts() for origin in self.origins],
                 "bisection": asdict(self.bisection) if self.bisection else None,
-                "budgets": self.describe_tolerances(),
-                "parts": self.largest_part_error,
-                "unjudged": [{**asdict(each), "told": str(each)} for each in self.unjudged],
+                "tolerances": self.describe_tolerances(),
+                "largest_part_difference": self.largest_part_error,
+                "unjudged": [{**asdict(each), "text": str(each)} for each in self.unjudged],
                 "outputs": {name: asdict(each) for name, each in self.outputs.items()},
                 "tensors": [measure.facts() for measure in self.measures],
                 "training": self.training.facts() if self.training else None,

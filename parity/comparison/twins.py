@@ -260,7 +260,7 @@ class _Comparison:
         order = {name: i for i, (name, _) in enumerate(compare_forward(reference, jax))}
         origins = sorted(
             (*jax_parts.origins, *torch_parts.origins),
-            key=lambda each: (each.part.way != "forward", order.get(each.name, 0)),
+            key=lambda each: (each.part.direction != "forward", order.get(each.name, 0)),
         )
         unjudged = jax_parts.unjudged | torch_parts.unjudged
         found = replace(

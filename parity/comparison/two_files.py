@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any, Literal
 
@@ -112,18 +112,17 @@ class FileReport:
 
     def facts(self) -> dict[str, Any]:
         """Return everything for JSON; infinite numbers and NaN become null."""
-        part = {"name": str(self.part), **asdict(self.part)} if self.part else None
         found = {
             "passed": self.passed,
             "verdict": self.verdict,
             "tolerance": self.tolerance,
-            "first": part,
-            "origins": [{**asdict(origin), "place": str(origin.part)} for origin in self.origins],
-            "harmless": self.harmless,
-            "tensors": {name: {"torch": torch, "jax": jax} for name, (torch, jax) in self.differences.items()},
+            "first_part": self.part.facts() if self.part else None,
+            "origins": [origin.facts() for origin in self.origins],
+            "harmless_origins": self.harmless,
+            "tensors": [{"name": name, "jax": jax, "torch": torch} for name, (torch, jax) in self.differences.items()],
             "uncompared": {name: {"first": first, "second": second} for name, (first, second) in self.uncompared.items()},
-            "configs_differ": list(self.config),
-            "limits": list(self.limits),
+            "config_differences": list(self.config),
+            "notes": list(self.limits),
         }
         return dict(replace_non_finite(found))
 

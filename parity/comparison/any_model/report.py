@@ -10,7 +10,6 @@ from parity.comparison.any_model.correspondence import Correspondence
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.any_model.trace.tables import Table
-from parity.comparison.any_model.verdict import SCHEMA
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget
 from vit_spec.finite_json import replace_non_finite
 
@@ -119,7 +118,6 @@ class Report:
         """Return the verdict for JSON; infinite numbers and NaN become null."""
         first = self.first
         found = {
-            "schema": SCHEMA,
             "passed": self.passed,
             "verdict": self.verdict,
             "level": self.level,

@@ -1,6 +1,6 @@
 """The verdict on a pair of models as data: the object that `python -m parity assert --json` and `--parity-json` print.
 
-docs/reference/verdict.md describes the fields and the rule by which `SCHEMA` changes.
+Both add `SCHEMA` as the first field.  docs/reference/verdict.md describes the fields.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,6 @@ def unequal_weights_facts(error: object, level: str, versions: Mapping[str, str]
     """
     verdict, _header, *parameters = str(error).splitlines()
     return {
-        "schema": SCHEMA,
         "passed": False,
         "verdict": f"FAIL: {verdict}",
         "level": level,
@@ -37,4 +36,4 @@ def unequal_weights_facts(error: object, level: str, versions: Mapping[str, str]
 
 def error_facts(error: object) -> dict[str, Any]:
     """Return the object for a pair of models that cannot be compared; `error` says why in one line."""
-    return {"schema": SCHEMA, "passed": None, "error": " ".join(str(error).split("\n"))}
+    return {"passed": None, "error": " ".join(str(error).split("\n"))}

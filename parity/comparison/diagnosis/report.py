@@ -1,8 +1,10 @@
 """The result of a diagnosis, as text and as JSON."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from vit_spec.finite_json import replace_non_finite
 
 MAX_CAUSES = 5  # causes that are printed with their fix, if the outputs cannot distinguish them
 
@@ -24,6 +26,15 @@ class Cause:
     def __str__(self) -> str:
         return ", and ".join(self.names)
 
+    def facts(self) -> dict[str, Any]:
+        """Return all values, for JSON."""
+        return {
+            "names": list(self.names),
+            "families": list(self.families),
+            "difference": self.error,
+            "remedy": self.remedy,
+        }
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -31,7 +42,7 @@ class Diagnosis:
 
     matched: the causes that make the outputs match; several if these images cannot distinguish them.
     before: relRMS of the outputs of the unchanged model.
-    tolerance: the largest relRMS at which outputs match; "bar" in JSON.
+    tolerance: the largest relRMS at which outputs match.
     dtype: the narrowest dtype that represents the expected outputs exactly; the tolerance follows from it.
     outputs: how many values were compared.
     tried: how many models were run.
@@ -123,9 +134,30 @@ class Diagnosis:
         return f"FOUND: {self.matched[0]}{others}; {errors}{left}"
 
     def facts(self) -> dict[str, Any]:
-        """Return all fields, and `passed`, `after` and `verdict`, as a dictionary for JSON."""
-        fields = {"bar" if name == "tolerance" else name: value for name, value in asdict(self).items()}
-        return {**fields, "passed": self.passed, "after": self.after, "verdict": self.verdict}
+        """Return everything for JSON; infinite numbers and NaN become null."""
+        found = {
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "difference_before": self.before,
+            "difference_after": self.after,
+            "tolerance": self.tolerance,
+            "dtype": self.dtype,
+            "causes": [cause.facts() for cause in self.matched],
+            "runners_up": [cause.facts() for cause in self.runners_up],
+            "ambiguity": self.apart,
+            "suspect": self.suspect,
+            "disagreement": self.disagreement,
+            "caveat": self.caveat,
+            "evidence": self.evidence,
+            "precision": self.precision,
+            "possible_rounding": self.possible_rounding,
+            "notes": self.remarks,
+            "discarded": self.discarded,
+            "outputs_compared": self.outputs,
+            "models_run": self.tried,
+            "pairs_of_causes": self.pairs,
+        }
+        return dict(replace_non_finite(found))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -121,10 +121,10 @@ class Verification:
         found = {
             "passed": self.passed,
             "verdict": self.verdict,
-            "path": self.path,
-            "moved": [asdict(each) for each in self.changed_tensors],
-            "absent": self.absent,
-            "changed": self.changed_environment,
+            "file": self.path,
+            "changed_tensors": [asdict(each) for each in self.changed_tensors],
+            "not_verified": self.absent,
+            "changed_environment": self.changed_environment,
             "recorded": _record_facts(self.golden, self.golden.records[0]),
             "now": _record_facts(self.golden, self.now),
         }
@@ -159,8 +159,11 @@ class History:
 
     def facts(self) -> dict[str, Any]:
         """Return every record of every file, for JSON; infinite numbers and NaN become null."""
-        found = {path: [_record_facts(golden, each) for each in golden.records] for path, golden in self.goldens.items()}
-        return dict(replace_non_finite(found))
+        found = [
+            {"file": path, "records": [_record_facts(golden, each) for each in golden.records]}
+            for path, golden in self.goldens.items()
+        ]
+        return {"files": replace_non_finite(found)}
 
     def __str__(self) -> str:
         return _render_table([(path, golden, each) for path, golden in self.goldens.items() for each in golden.records])
@@ -239,8 +242,8 @@ def _record_facts(golden: Golden, record: Record) -> dict[str, Any]:
         }
         for name, float64_errors in record.float64_errors.items()
     }
-    changes = [f"{each.framework} {each.dtype} {each.tensor}" for each in changed_tensors(golden, record)]
-    return {"environment": record.environment, "moved": changes, "relrms": errors}
+    changes = [asdict(each) for each in changed_tensors(golden, record)]
+    return {"environment": record.environment, "changed_tensors": changes, "relrms": errors}
 
 
 def _flatten(environment: dict[str, Any], prefix: str = "") -> dict[str, Any]:

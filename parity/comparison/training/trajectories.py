@@ -172,17 +172,17 @@ class TrainingComparison:
             "verdict": self.verdict,
             "steps": self.steps,
             "difference": self.difference,
-            "bar": max(d.tolerance for d in self.differences),
+            "tolerance": max(d.tolerance for d in self.differences),
             "parameters": {
                 part: {d.name: d.difference for d in self.differences if d.part == part} for part in PARTS.values()
             },
             "losses": {name: list(values) for name, values in self.losses.items()},
             "float32": {
-                "apart": self.float32_difference,
-                "disturbed": list(self.perturbed_differences),
-                "bar": TRAINING_NOISE_FACTOR * self.noise,
+                "difference": self.float32_difference,
+                "perturbed_differences": list(self.perturbed_differences),
+                "tolerance": TRAINING_NOISE_FACTOR * self.noise,
             },
-            "causes": [{"step": c.step, "piece": c.piece, "told": c.finding} for c in self.causes],
+            "causes": [{"step": c.step, "name": c.piece, "finding": c.finding} for c in self.causes],
             "optimizer": asdict(self.settings),
         }
 

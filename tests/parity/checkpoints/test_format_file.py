@@ -725,7 +725,7 @@ def test_formats_show_prints_a_file_that_format_file_reads(tmp_path: Path, capsy
     assert main(["formats", "--show", "hf-vit:v5"]) == 0
     path = write_table(tmp_path, capsys.readouterr().out)
     assert main(["formats", "--show", "my_hf_vit", "--format-file", str(path), "--json"]) == 0
-    assert "blocks.attn.qkv.weight" in json.loads(capsys.readouterr().out)["file"]
+    assert "blocks.attn.qkv.weight" in json.loads(capsys.readouterr().out)["text"]
     assert main(["formats", "--show", "hf-vitt"]) == 2
     assert "did you mean 'hf-vit'" in capsys.readouterr().err
 

@@ -241,12 +241,15 @@ def test_inspect_lists_suspicious_values(saved, tmp_path, capsys):
 
 def test_json_output_has_the_content_of_the_text_output(saved, capsys):
     found = json.loads(run(capsys, "inspect", saved, "--json")[1])
+    assert next(iter(found.items())) == ("schema", "parity.inspect/1")
     assert found["format"] == "torch" and found["config"]["width"] == 8 and found["assumed"] == []
     assert sum(entry["entries"] for entry in found["parameters"]) == vit_spec.count(TINY)
     done = json.loads(run(capsys, "convert", saved, saved.with_name("b.npz"), "--to", "jax", "--json")[1])
-    assert (done["to"], done["container"], done["bytes"]) == ("jax", "npz", 4 * vit_spec.count(TINY))
-    assert set(json.loads(run(capsys, "formats", "--json")[1])) == set(formats())
-    assert json.loads(run(capsys, "models", "--json")[1])["vit_b16"]["parameters"] == vit_spec.count(
+    assert (done["target_format"], done["target_container"], done["bytes"]) == ("jax", "npz", 4 * vit_spec.count(TINY))
+    assert (done["format"], done["container"]) == ("torch", "safetensors")
+    assert set(json.loads(run(capsys, "formats", "--json")[1])["formats"]) == set(formats())
+    assert json.loads(run(capsys, "formats", "--show", saved, "--json")[1])["format"] == "torch"
+    assert json.loads(run(capsys, "models", "--json")[1])["models"]["vit_b16"]["parameters"] == vit_spec.count(
         vit_spec.get("vit_b16")
     )
 
@@ -410,7 +413,7 @@ def test_nothing_is_truncated_on_a_narrow_terminal(saved, columns):
 def test_json_can_be_given_before_or_after_a_golden_action(capsys):
     golden = ROOT / "tests" / "goldens" / "versions" / "vit_s16.npz"
     ahead, after = run(capsys, "golden", "--json", "table", golden), run(capsys, "golden", "table", golden, "--json")
-    assert ahead == after and json.loads(ahead[1])[str(golden)]
+    assert ahead == after and json.loads(ahead[1])["files"][0]["file"] == str(golden)
 
 
 # Several overrides after one --set ------------------------------------------------------------------------------------

@@ -307,9 +307,11 @@ def test_appended_records_are_in_the_table_with_their_changes(path: Path, monkey
     set_versions(monkeypatch, torch="99.1")
     golden.verify(path, only="torch", append=True)
     history = golden.table([path])
-    first, second = history.facts()[str(path)]
-    assert not first["moved"]
-    assert second["moved"][0] == "torch float64 blocks.0.norm1"
+    [file] = history.facts()["files"]
+    first, second = file["records"]
+    assert file["file"] == str(path) and not first["changed_tensors"]
+    change = second["changed_tensors"][0]
+    assert [change[name] for name in ("framework", "dtype", "tensor")] == ["torch", "float64", "blocks.0.norm1"]
     [row] = [line for line in str(history).splitlines() if "99.1" in line]
     assert "torch: blocks.0.norm1" in row
 

@@ -253,7 +253,7 @@ def test_the_noise_includes_the_rounding_of_large_weights_at_each_step(plain: Tr
 
 def test_facts_are_json_with_every_parameter(plain: TrainingComparison) -> None:
     facts = json.loads(json.dumps(plain.facts()))
-    assert facts["passed"] and facts["bar"] == FLOAT64_TRAINING_TOLERANCE
+    assert facts["passed"] and facts["tolerance"] == FLOAT64_TRAINING_TOLERANCE
     assert [len(values) for values in facts["losses"].values()] == [3] * 4
     assert all(set(part) == set(vit_torch.ViT(PLAIN).state_dict()) for part in facts["parameters"].values())
 

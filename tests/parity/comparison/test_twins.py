@@ -80,11 +80,11 @@ def test_swap_bisection_finds_the_block_that_isolation_names(monkeypatch: pytest
     assert {str(origin.part) for origin in report.origins} == {"blocks.2.norm2"}
     assert report.bisection is not None and report.bisection.stage == "blocks.2"
     assert len(report.bisection.runs) <= 3
-    assert report.facts()["first"] == {
+    assert report.facts()["first_part"] == {
         "name": "blocks.2.norm2",
         "module": "blocks.2.norm2",
         "operation": "",
-        "way": "forward",
+        "direction": "forward",
     }
 
 

@@ -145,7 +145,7 @@ def test_the_verdict_names_differences_that_normalized_images_of_one_size_do_not
     assert report.passed
     size = "16x16" if common.get("image_size") else "32x48"
     assert report.verdict.startswith(f"PASS: the same function of normalized images of {size}, outputs agree to 0.0e+00")
-    assert report.verdict.endswith(f"in float64; {end}") and report.facts()["limits"] == [end]
+    assert report.verdict.endswith(f"in float64; {end}") and report.facts()["notes"] == [end]
 
 
 def test_one_mean_for_all_channels_is_the_same_normalization(torch_alone: None) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.any_model.trace.places import Place
 from parity.comparison.any_model.trace.tables import Table
 from tests import ROOT
+from tests.json_pages import documented_fields, fields
 
 pytest_plugins = ["pytester"]
 
@@ -86,6 +86,7 @@ def test_assert_exits_with_1_and_names_the_failed_check_if_the_models_differ(run
     code, out, _ = run("wrong", "--json")
     found = json.loads(out)
     assert (code, found["passed"], found["failed_check"]) == (1, False, "G0")
+    assert next(iter(found.items())) == ("schema", verdict.SCHEMA)
 
 
 def test_the_level_option_replaces_the_level_of_the_function(run: Any) -> None:
@@ -161,30 +162,17 @@ def report(**changes: Any) -> Any:
     return dataclasses.replace(found, **changes)
 
 
-def fields(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of the fields in a JSON value, as the page writes them."""
-    if path in ("skipped", "skipped_outputs", "versions"):
-        yield f"{path}.*"
-    elif isinstance(value, dict):
-        if path.startswith("origin"):
-            yield path
-        for key, each in value.items():
-            yield from fields(each, f"{path}.{key}" if path else key)
-    elif isinstance(value, list) and value:
-        yield from fields(value[0], f"{path}[]")
-    else:
-        yield path
-
-
-def documented(header: str) -> set[str]:
-    """Return the fields in the table of the page whose first column has this header."""
-    table = PAGE.partition(f"| {header} |")[2].partition("\n\n")[0]
-    return {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(.+?)`", row)}
-
-
 def test_the_page_lists_exactly_the_fields_that_are_printed() -> None:
-    found = report(origin=Origin(PLACE, PLACE), fixed_parts=(PART,), tables=(TABLE,), hints=("norm",)).facts()
-    assert documented("field") == {*fields(found), *fields(verdict.error_facts("x"))}
+    mapping = dataclasses.replace(report().correspondence, skipped={"position_ids": "an index"})
+    lists: dict[str, Any] = {
+        "fixed_parts": (PART,),
+        "tables": (TABLE,),
+        "hints": ("norm",),
+        "skipped_outputs": {"a": "text"},
+    }
+    found = report(origin=Origin(PLACE, PLACE), correspondence=mapping, **lists).facts()
+    documented = documented_fields(PAGE)
+    assert documented == {"schema", *fields(found, documented), *fields(verdict.error_facts("x"), documented)}
 
 
 def test_every_verdict_has_the_same_fields() -> None:
@@ -264,8 +252,9 @@ def test_parity_json_replaces_the_file_of_an_earlier_run(verdicts: Any) -> None:
 
 def test_the_page_lists_the_fields_that_the_plugin_adds(verdicts: Any) -> None:
     [found] = verdicts("-k", "pair").values()
-    of_pytest = {name.removesuffix("[]") for name in documented("field of pytest")}
-    assert of_pytest == found.keys() - report().facts().keys()
+    assert next(iter(found.items())) == ("schema", verdict.SCHEMA)
+    of_pytest = {name.removesuffix("[]") for name in documented_fields(PAGE, "field of pytest")}
+    assert of_pytest == found.keys() - {"schema", *report().facts()}
 
 
 def test_parity_json_has_the_changes_from_the_golden_file(verdicts: Any, pytester: pytest.Pytester) -> None:
