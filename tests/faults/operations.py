@@ -24,7 +24,7 @@ from parity.checkpoints.conversion import parameter
 from parity.checkpoints.surgery.edit import to_float64
 from parity.comparison.diagnosis import Diagnosis, diagnose, expected_outputs
 from parity.comparison.diagnosis.hypothesis import Runner, Trial
-from parity.comparison.diagnosis.search import Search, SearchResult
+from parity.comparison.diagnosis.search import CauseSearch, SearchResult
 from tests.twins import perturbed_params
 from vit_spec import ViTConfig, rows
 
@@ -410,27 +410,27 @@ def _round_logits(logits: np.ndarray, precision: str) -> np.ndarray:
 
 
 @contextmanager
-def _record_searches() -> Iterator[list[tuple[Search, SearchResult]]]:
+def _record_searches() -> Iterator[list[tuple[CauseSearch, SearchResult]]]:
     """Record every search and its result, because a `Diagnosis` does not contain the hypotheses."""
-    records: list[tuple[Search, SearchResult]] = []
+    records: list[tuple[CauseSearch, SearchResult]] = []
 
-    run = Search.run
+    run = CauseSearch.run
 
-    def recording_run(self: Search) -> SearchResult:
+    def recording_run(self: CauseSearch) -> SearchResult:
         result = run(self)
         records.append((self, result))
         return result
 
-    Search.run = recording_run  # type: ignore[method-assign]
+    CauseSearch.run = recording_run  # type: ignore[method-assign]
     try:
         yield records
     finally:
-        Search.run = run  # type: ignore[method-assign]
+        CauseSearch.run = run  # type: ignore[method-assign]
 
 
 def _outcome(
     diagnosis: Diagnosis,
-    record: tuple[Search, SearchResult],
+    record: tuple[CauseSearch, SearchResult],
     fault: RandomFault,
     replacements: dict[str, Any],
     truth: np.ndarray,

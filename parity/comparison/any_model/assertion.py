@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from parity.comparison.any_model.both_models import BothModels
 from parity.comparison.any_model.comparison import Comparison
-from parity.comparison.any_model.report import Report, UnequalWeightsError
+from parity.comparison.any_model.report import PairReport, UnequalWeightsError
 from vit_spec import InputError
 
 LEVELS = ("function", "precision")
@@ -34,7 +34,7 @@ def assert_parity(
     train: bool = False,
     level: Literal["function", "precision"] = "precision",
     seed: int = 0,
-) -> Report:
+) -> PairReport:
     """Assert that a Flax model and a PyTorch module compute the same function with the same precision.
 
     Both models run with the same weights and inputs, and outputs, loss and gradients are compared.  Neither model is
@@ -112,7 +112,7 @@ def compare_models(
     train: bool = False,
     level: Literal["function", "precision"] = "precision",
     seed: int = 0,
-) -> Report:
+) -> PairReport:
     """Return the report of `assert_parity` for a pair of models, whether it passes or not; the arguments are the same.
 
     Raises:

@@ -21,7 +21,7 @@ from parity.comparison.any_model.outputs import (
 )
 from parity.comparison.any_model.provenance import framework_versions
 from parity.comparison.any_model.random_masks import MaskStream
-from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS, Row, Tensors, UnequalWeightsError
+from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS, TensorRow, Tensors, UnequalWeightsError
 from parity.comparison.any_model.tensor_comparison import compare_tensors
 from parity.comparison.any_model.torch_runner import TorchRunner
 from parity.comparison.any_model.trace.graph import Graph
@@ -201,10 +201,10 @@ class BothModels:
                     self.unbiased.append(key)
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[TensorRow, ...]:
         """The comparison of all tensors of the runs so far, and of the rates of dropout."""
         differences = self.masks.differences() if self.masks else {}
-        rates = (Row(name, difference, False, True, ErrorBudget()) for name, difference in differences.items())
+        rates = (TensorRow(name, difference, False, True, ErrorBudget()) for name, difference in differences.items())
         return (*compare_tensors(self.runs), *rates)
 
     @property

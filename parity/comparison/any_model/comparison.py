@@ -11,12 +11,12 @@ import numpy as np
 from parity.comparison.any_model import weights as model_weights
 from parity.comparison.any_model.both_models import BothModels
 from parity.comparison.any_model.correspondence import Correspondence, match
-from parity.comparison.any_model.matching import Evidence
+from parity.comparison.any_model.matching import PairEvidence
 from parity.comparison.any_model.notes import hints, notes
 from parity.comparison.any_model.outputs import as_lines
 from parity.comparison.any_model.parameters import BY_TRIAL, Axes
 from parity.comparison.any_model.provenance import digest
-from parity.comparison.any_model.report import GRADIENT_OF, Report, UnequalWeightsError
+from parity.comparison.any_model.report import GRADIENT_OF, PairReport, UnequalWeightsError
 from parity.comparison.any_model.tensor_comparison import error_of
 from parity.comparison.any_model.trace.origin import (
     Origin,
@@ -56,7 +56,7 @@ class Comparison:
             constants=models.constants,
         )
         self._axes_of_classes = model_weights.matrix_axes(torch_module)
-        self._evidence = Evidence(axes=self._axes_of_classes, tied=model_weights.tied_keys(torch_module))
+        self._evidence = PairEvidence(axes=self._axes_of_classes, tied=model_weights.tied_keys(torch_module))
         self.tables: tuple[Table, ...] = ()
         self._contradicting: list[tuple[str, str]] = []
         self._misleading: list[tuple[str, str]] = []  # pairs that the order of use gives, whose names are less similar
@@ -182,10 +182,10 @@ class Comparison:
         both = [np.sort(self.models.runs[f"{side} float64"][name], axis=None) for side in ("flax", "torch")]
         return error_of(name, *both).relative_rms() <= FLOAT64_TOLERANCE
 
-    def report(self, level: Literal["function", "precision"]) -> Report:
+    def report(self, level: Literal["function", "precision"]) -> PairReport:
         """Return the report of a level; see `compare_models`."""
         models = self.models
-        return Report(
+        return PairReport(
             level,
             models.rows,
             models.correspondence,

@@ -19,7 +19,7 @@ import numpy as np
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.folding import fold_lines
 from parity.comparison.any_model.lines import ARROW, Pair, Zero
-from parity.comparison.any_model.matching import Evidence, MatchedEntries, match_lines
+from parity.comparison.any_model.matching import MatchedEntries, PairEvidence, match_lines
 from parity.comparison.any_model.names import numbers, similarity, unquote_key, words
 from parity.comparison.any_model.parameters import Axes
 from parity.comparison.any_model.rules import SQUARE, SQUARE_AS_IT_IS, SQUARE_REVERSED
@@ -265,7 +265,7 @@ def match(
     skipped: Mapping[str, str] | None = None,
     optional: Iterable[str] = (),
     constants: Iterable[str] = (),
-    evidence: Evidence | None = None,
+    evidence: PairEvidence | None = None,
 ) -> Correspondence:
     """Match the parameters of both sides.
 
@@ -285,7 +285,7 @@ def match(
             or a line of `layouts` is wrong.
     """
     shapes, (flax, torch) = (flax, torch), ({key: shape or (1,) for key, shape in side.items()} for side in (flax, torch))
-    evidence = evidence or Evidence()
+    evidence = evidence or PairEvidence()
     for line in layouts:
         key = unquote_key(line.partition(ARROW)[2].partition("|")[0].strip())
         if key in evidence.tied:

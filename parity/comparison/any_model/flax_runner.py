@@ -15,7 +15,7 @@ from parity.comparison.any_model.trace.fixed_parts import FixedPart, fixed_parts
 from parity.comparison.any_model.trace.flax_graph import record_flax, trace
 from parity.comparison.any_model.trace.flax_modules import name_modules_of, scopes_for_modules
 from parity.comparison.any_model.trace.graph import Graph
-from parity.comparison.any_model.trace.jaxpr import Evaluator
+from parity.comparison.any_model.trace.jaxpr import JaxprEvaluator
 from parity.comparison.any_model.trace.scope import Scope
 from parity.comparison.any_model.weights import flatten
 from parity.comparison.framework_settings import QUICK_COMPILE, exact_jax
@@ -171,7 +171,7 @@ class FlaxRunner:
                 return compiled
         else:
             self.parts = [FixedPart("flax", "", self._traced, "trace")]
-        evaluator = Evaluator(self._replace)
+        evaluator = JaxprEvaluator(self._replace)
         run = jax.jit(lambda leaves: evaluator.run(traced.jaxpr, leaves, Scope()), compiler_options=QUICK_COMPILE)
         structure = jax.tree.structure(traced.out_info)
         return lambda *given: jax.tree.unflatten(structure, run(jax.tree.leaves(given)))

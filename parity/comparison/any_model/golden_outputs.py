@@ -15,7 +15,7 @@ import numpy as np
 from parity.checkpoints import containers
 from parity.checkpoints.atomic_write import atomic_replace
 from parity.checkpoints.layout import Array
-from parity.comparison.any_model.report import GRADIENT_OF, Report
+from parity.comparison.any_model.report import GRADIENT_OF, PairReport
 from parity.comparison.any_model.tensor_comparison import error_of, output_difference
 from parity.comparison.tolerances import (
     ERROR_RATIO_SLACK,
@@ -31,7 +31,7 @@ _MAX_HEADER = 1 << 24  # bytes
 PACKAGES = {"flax": ("jax", "flax"), "torch": ("torch",)}  # side -> the packages whose versions it depends on
 
 
-def record(path: Path, report: Report, test: str) -> None:
+def record(path: Path, report: PairReport, test: str) -> None:
     """Write the golden file of a comparison that passed; an existing file is replaced.
 
     path: a path that ends in .npz; its folder is created if necessary.
@@ -61,7 +61,7 @@ def record(path: Path, report: Report, test: str) -> None:
         ) from None
 
 
-def verify(path: Path, report: Report, test: str) -> list[str]:
+def verify(path: Path, report: PairReport, test: str) -> list[str]:
     """Return a line for each framework whose outputs differ from a golden file, with the versions then and now.
 
     Raises:
@@ -82,7 +82,7 @@ def verify(path: Path, report: Report, test: str) -> list[str]:
     ]
 
 
-def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], report: Report) -> Iterator[str]:
+def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], report: PairReport) -> Iterator[str]:
     """Yield a clause for each output that differs from the recorded one in float64, and for each changed float32 error."""
     for name, tensor in recorded.items():
         if (shape := report.runs[f"{side} float64"][name].shape) != tensor.shape:
@@ -99,7 +99,7 @@ def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], rep
                 yield f"in float32 the error of {name} is {now:.1e}, and {was:.1e} was recorded"
 
 
-def _float32_error(report: Report, side: str, name: str, reference: Array) -> float:
+def _float32_error(report: PairReport, side: str, name: str, reference: Array) -> float:
     return error_of(name, report.runs[f"{side} float32"][name], reference).relative_rms()
 
 
@@ -113,7 +113,7 @@ def _describe_versions(side: str, then: Mapping[str, str], now: Mapping[str, str
     )
 
 
-def _outputs(report: Report, run: str) -> dict[str, Array]:
+def _outputs(report: PairReport, run: str) -> dict[str, Array]:
     tensors = report.runs[run].items()
     return {name: tensor for name, tensor in tensors if name != "loss" and not name.startswith(GRADIENT_OF)}
 

@@ -38,7 +38,7 @@ Candidates = Mapping[tuple[Path, Path], Mapping[str, Rule]]  # modules that can 
 
 
 @dataclass(frozen=True)
-class Evidence:
+class PairEvidence:
     """Knowledge of two models besides the names and shapes of their parameters.
 
     uses: for both sides, the keys in the order in which a forward pass first uses them; it decides where names do not.
@@ -59,7 +59,7 @@ def match_lines(
     matched: MatchedEntries,
     known: Sequence[tuple[str, str]],
     optional: Optional,
-    evidence: Evidence,
+    evidence: PairEvidence,
 ) -> tuple[list[tuple[str, str]], Optional]:
     """Return a line and a note for each parameter that is not matched yet, and the optional keys left unmatched.
 
@@ -120,7 +120,7 @@ def _match_modules(
     torch: list[Module],
     known_pairs: list[tuple[Path, Path]],
     optional: Optional,
-    evidence: Evidence,
+    evidence: PairEvidence,
 ) -> tuple[list[tuple[str, str]], Optional]:
     """Match modules, and return a line and a note for each parameter, and the optional keys left unmatched.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.comparison.any_model.assertion import compare_models
-from parity.comparison.any_model.report import Report, UnequalWeightsError
+from parity.comparison.any_model.report import PairReport, UnequalWeightsError
 from parity.comparison.own_model.construct import (
     import_attribute,
     prints_to_stderr,
@@ -28,7 +28,7 @@ _OURS = [Path(__file__).parents[3] / name for name in ("parity", "vit_spec")]
 _PYTHON = Path(sysconfig.get_path("stdlib"))
 
 
-def compare_named_pair(name: str, level: str | None = None) -> Report:
+def compare_named_pair(name: str, level: str | None = None) -> PairReport:
     """Compare the models that a function without arguments returns.
 
     What the user's code prints to stdout goes to stderr.

@@ -26,7 +26,7 @@ class UnequalWeightsError(AssertionError):
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """Comparison of one tensor.
 
     Attributes:
@@ -52,7 +52,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class PairReport:
     """Result of `compare_models`; `str` gives the verdict, the tensors and the mapping of parameters.
 
     Attributes:
@@ -73,7 +73,7 @@ class Report:
     """
 
     level: Literal["function", "precision"]
-    rows: tuple[Row, ...]
+    rows: tuple[TensorRow, ...]
     correspondence: Correspondence
     runs: Mapping[str, Tensors]
     environment: Mapping[str, str]
@@ -91,7 +91,7 @@ class Report:
         return self.first is None
 
     @property
-    def first(self) -> Row | None:
+    def first(self) -> TensorRow | None:
         """The first tensor that fails G0, or else G1; None if all pass.
 
         Outputs come first, and then gradients, from the last parameter to the first.

@@ -6,7 +6,7 @@ from functools import reduce
 import numpy as np
 
 from parity.checkpoints.layout import Array
-from parity.comparison.any_model.report import GRADIENT_OF, GRADIENT_OF_INPUT, Row, Tensors
+from parity.comparison.any_model.report import GRADIENT_OF, GRADIENT_OF_INPUT, TensorRow, Tensors
 from parity.comparison.any_model.trace.graph import MASKED
 from parity.comparison.tolerances import (
     AMPLIFIED_ERROR_FACTOR,
@@ -20,7 +20,7 @@ from parity.comparison.tolerances import (
 _SMALL = 1e-4  # entries of an output that are smaller than this share of the largest are also compared on their own
 
 
-def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
+def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[TensorRow, ...]:
     """Return the comparison of every tensor, and of the gradients of all parameters as one vector."""
     reference = runs["torch float64"]
     sides = [runs[side] for side in ("flax float64", "flax float32", "torch float32") if side in runs]
@@ -56,7 +56,7 @@ def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
             same_precision = not is_tested or budget.accepts(*float32_errors, scale=scale, entries=entries[name])
             relative = [error.relative_rms(scale) for error in float32_errors]
             same_function = differences[name] <= FLOAT64_TOLERANCE
-            rows.append(Row(name, differences[name], same_function, same_precision, budget, *relative))
+            rows.append(TensorRow(name, differences[name], same_function, same_precision, budget, *relative))
     return tuple(rows)
 
 

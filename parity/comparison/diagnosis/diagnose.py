@@ -18,7 +18,7 @@ from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.output_precision import half_precision_dtype, narrowest_dtype
 from parity.comparison.diagnosis.remedy import CommandLineSource, remedy
 from parity.comparison.diagnosis.report import Cause, Diagnosis
-from parity.comparison.diagnosis.search import MAX_REMAINING_COARSE, Search, SearchResult
+from parity.comparison.diagnosis.search import MAX_REMAINING_COARSE, CauseSearch, SearchResult
 from parity.comparison.diagnosis.suspects import (
     Suspect,
     first_differing_intermediate,
@@ -147,7 +147,7 @@ def _diagnose(
         )
     if pairs is not None and pairs < 0:
         raise InputError(f"pairs is {pairs}: give a number from 0")
-    search = Search(trial, expected, progress, pairs)
+    search = CauseSearch(trial, expected, progress, pairs)
     result = search.run()
     is_wrong = result.baseline.error > result.tolerance
     is_compared = must_intermediates_match and not is_wrong
@@ -237,7 +237,7 @@ def _untested_orders(images: Array, c: ViTConfig) -> list[str]:
     return [*untested, *(["the order of patches"] if is_repeated and patches.shape[2] > 1 else [])]
 
 
-def _uncompared(search: Search) -> Iterator[str]:
+def _uncompared(search: CauseSearch) -> Iterator[str]:
     """Yield a remark that lists the expected intermediates that the model lacks, if there are any."""
     if names := uncompared_intermediates(search.trial, search.subset):
         yield f"{quote_names(names)}: ignored, because this model has no intermediate of that name and shape"

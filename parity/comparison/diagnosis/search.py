@@ -81,7 +81,7 @@ class SearchResult:
     rounding_tolerance: float = math.inf
 
 
-class Search:
+class CauseSearch:
     """A search for the causes of a difference; call `run` once.
 
     pairs: how many pairs of causes to try; by default what `PAIR_FLOPS` allows.

@@ -49,7 +49,7 @@ WIDE, LOW, NARROW, PRINT = Size(9.2, 4.5, 9), Size(9.2, 3, 9), Size(5, 5.2, 10.5
 
 
 @dataclass(frozen=True)
-class Line:
+class PlotLine:
     """One line of a plot.
 
     role: selects colour, marker and dashes: "jax", "torch" or "exact".
@@ -82,7 +82,7 @@ def error_png(report: Report, title: str, software: str) -> bytes:
     return buffer.getvalue()
 
 
-def loss_svg(lines: Sequence[Line], size: Size) -> str:
+def loss_svg(lines: Sequence[PlotLine], size: Size) -> str:
     """Return a plot of the difference of the losses by step as an SVG element of the page."""
     with _default_style():
         figure, axes = _new_figure(size, _VARIABLES, "difference of the losses", bottom=0.16)
@@ -130,7 +130,7 @@ def _plot_error_by_depth(report: Report, size: Size, colours: Mapping[str, str])
         faint, x = to_rgba(colours[role], 0.35), [x for x, _ in between]
         axes.scatter(x, _clipped(axes, between), s=7, color=faint, lw=0, zorder=2, clip_on=False)
         if main_path:
-            lines.append(Line(role, sides[role], [x for x, _ in main_path], [y for _, y in main_path]))
+            lines.append(PlotLine(role, sides[role], [x for x, _ in main_path], [y for _, y in main_path]))
             _draw_line(axes, lines[-1], colours, size.text / 2.1)
     for text, tolerance in tolerances.items():
         axes.axhline(tolerance, color=colours["soft"], lw=1, dashes=(1.5, 2), zorder=1)
@@ -253,7 +253,7 @@ def _clipped(axes: Axes, points: Sequence[tuple[float, float]]) -> list[float]:
     return [min(max(y, low), high) for _, y in points]
 
 
-def _draw_line(axes: Axes, line: Line, colours: Mapping[str, str], dot: float) -> None:
+def _draw_line(axes: Axes, line: PlotLine, colours: Mapping[str, str], dot: float) -> None:
     """Draw a line with markers of size `dot`; values outside of the y limits have hollow markers and interrupt the line."""
     x, y = np.asarray(line.x), np.asarray(_clipped(axes, list(zip(line.x, line.y, strict=True))))
     low, high = axes.get_ylim()
@@ -266,7 +266,7 @@ def _draw_line(axes: Axes, line: Line, colours: Mapping[str, str], dot: float) -
     axes.plot(x[~inside], y[~inside], "o", color=colours["paper"], mec=colour, ms=4, zorder=order + 1, clip_on=False)
 
 
-def _label_lines(axes: Axes, lines: Sequence[Line], colours: Mapping[str, str], size: Size) -> None:
+def _label_lines(axes: Axes, lines: Sequence[PlotLine], colours: Mapping[str, str], size: Size) -> None:
     """Label each line at its end, without overlaps."""
     if not lines:
         return

@@ -23,7 +23,7 @@ MAX_GRADIENTS = 20  # rows of the table of gradients
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table: one tensor.
 
     passed: whether it passes the checks.
@@ -45,7 +45,7 @@ class Row:
     allclose_tolerance: float
 
     @classmethod
-    def of(cls, m: TensorComparison) -> "Row":
+    def of(cls, m: TensorComparison) -> "TableRow":
         """Return the row of a tensor."""
         jax, torch = (error.relative_rms(m.scale) if error else None for error in (m.jax, m.torch))
         far = max((e for e in (m.jax, m.torch) if e), key=ErrorNorms.relative_rms, default=m.function)
@@ -67,16 +67,15 @@ class Panel:
     scale: tuple[str, float, float] | None = None
 
 
-def rows(report: Report) -> list[Row]:
+def rows(report: Report) -> list[TableRow]:
     """Return the rows of all tensors, in the order of computation."""
-    return [Row.of(m) for m in report.measures]
+    return [TableRow.of(m) for m in report.measures]
 
 
-def worst_gradients(report: Report) -> list[Row]:
+def worst_gradients(report: Report) -> list[TableRow]:
     """Return the rows of the gradients of single parameters with the largest errors, largest first."""
-    found = [
-        Row.of(replace(m, name=m.name.removeprefix(GRADIENT_OF))) for m in report.measures if m.name.startswith(GRADIENT_OF)
-    ]
+    gradients = [m for m in report.measures if m.name.startswith(GRADIENT_OF)]
+    found = [TableRow.of(replace(m, name=m.name.removeprefix(GRADIENT_OF))) for m in gradients]
     return sorted(found, key=lambda row: -row.float64)[:MAX_GRADIENTS]
 
 
@@ -142,7 +141,7 @@ def max_abs(values: Array) -> float:
     return float(abs(values).max())
 
 
-def loss_lines(training: Mapping[str, Any]) -> list[plot.Line]:
+def loss_lines(training: Mapping[str, Any]) -> list[plot.PlotLine]:
     """Return the relative difference of the twins' losses by step, in each type that both trained in."""
     lines, losses = [], training.get("losses", {})
     for role, dtype in (("jax", "float32"), ("exact", "float64")):
@@ -150,7 +149,7 @@ def loss_lines(training: Mapping[str, Any]) -> list[plot.Line]:
         if all(sides):
             pairs = list(zip(*sides, strict=True))
             differences = [abs(a - b) / abs(b) if b else math.inf for a, b in pairs]
-            lines.append(plot.Line(role, dtype, range(1, len(differences) + 1), differences))
+            lines.append(plot.PlotLine(role, dtype, range(1, len(differences) + 1), differences))
     return lines
 
 

@@ -23,7 +23,7 @@ from parity.comparison.own_model.model import ImageShape, OwnModel, Trace, as_fl
 from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.pixels import check_pixels
 from parity.comparison.own_model.proof import Proof, check_other_inputs, prove, random_weights
-from parity.comparison.own_model.search import Search
+from parity.comparison.own_model.search import TableSearch
 from parity.comparison.own_model.stages import Failure
 from parity.comparison.own_model.structures import find_candidates
 from parity.comparison.own_model.table import table_text
@@ -252,7 +252,7 @@ def _search(
 ) -> Candidate | Failure:
     shapes = {key: array.shape for key, array in model.weights.items()}
     options = Options(model.settings, trace, dict(given))
-    search = Search(model, options, trial, pixels, trace.narrowed)
+    search = TableSearch(model, options, trial, pixels, trace.narrowed)
     candidates = find_candidates(shapes, trace.order, images, output)
     return search.find(each.with_fields(output_axes=len(output)) for each in candidates)
 

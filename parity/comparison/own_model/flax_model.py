@@ -9,7 +9,7 @@ import numpy as np
 
 from parity.checkpoints.conversion import nest
 from parity.checkpoints.layout import Array
-from parity.comparison.any_model.trace.jaxpr import Evaluator
+from parity.comparison.any_model.trace.jaxpr import JaxprEvaluator
 from parity.comparison.any_model.trace.scope import Scope, inner_jaxprs
 from parity.comparison.framework_settings import QUICK_COMPILE, exact_jax
 from parity.comparison.monte_carlo_arithmetic import perturb_array
@@ -241,7 +241,7 @@ class NnxModel(FlaxModel):
         return model(images, **self._flags)
 
 
-class _PerturbedOperands(Evaluator):
+class _PerturbedOperands(JaxprEvaluator):
     """Evaluates a jaxpr with random perturbations of the operands of the operations that round."""
 
     def __init__(self, seed: int) -> None:

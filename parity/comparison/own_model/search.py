@@ -39,7 +39,7 @@ _DOMINANT = 1e10  # a factor of the MLP with which the other terms of a sum are 
 _SMALL = 1e-3  # a difference below this may come from an epsilon
 
 
-class Search:
+class TableSearch:
     """The search for one model, with random weights and images."""
 
     def __init__(

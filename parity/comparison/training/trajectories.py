@@ -73,7 +73,7 @@ class ParameterDifference:
 
 
 @dataclass(frozen=True)
-class Cause:
+class TrainingCause:
     """A cause of a difference, at the first step at which it shows.
 
     step: number of the step, counted from 1.
@@ -110,7 +110,7 @@ class TrainingComparison:
     difference: float
     losses: dict[str, tuple[float, ...]]
     settings: AdamWSettings
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[TrainingCause, ...] = ()
     loss_tolerance: float = FLOAT64_TRAINING_TOLERANCE
     float32_difference: float = 0.0
     perturbed_differences: tuple[float, ...] = ()
@@ -377,7 +377,7 @@ def _parameter_differences(
 
 def _find_causes(
     task: TrainingTask, settings: AdamWSettings, trainers: tuple[Trainer, Trainer], start: Array, steps: int
-) -> Iterator[Cause]:
+) -> Iterator[TrainingCause]:
     """Train both twins up to the first step at which they differ, and yield the causes there."""
     slices, zero = task.slices, np.zeros_like(start)
     before = dict.fromkeys(("jax", "torch"), StepState(zero, zero, zero, start))
@@ -396,7 +396,7 @@ def _find_causes(
 
 def _find_optimizer_causes(
     task: TrainingTask, settings: AdamWSettings, trainers: tuple[Trainer, Trainer], start: Array, steps: int
-) -> Iterator[Cause]:
+) -> Iterator[TrainingCause]:
     """Train each twin up to the first step at which a piece of its optimizer is wrong, and yield these pieces."""
     zero = np.zeros_like(start)
     for twin, trainer in zip(("jax", "torch"), trainers, strict=True):
@@ -404,7 +404,9 @@ def _find_optimizer_causes(
         for t, step in enumerate(islice(trainer(start), steps)):
             after = step.state
             if faults := find_faults(before, after, t, settings, task.slices):
-                yield from (Cause(t + 1, f"optimizer: {each.label}", f"in {twin} {each.finding}") for each in faults)
+                yield from (
+                    TrainingCause(t + 1, f"optimizer: {each.label}", f"in {twin} {each.finding}") for each in faults
+                )
                 break
             before = after
 
@@ -417,11 +419,11 @@ def _causes_at_step(
     after: dict[str, StepState],
     gradient: dict[str, float],
     worst: ParameterDifference,
-) -> Iterator[Cause]:
+) -> Iterator[TrainingCause]:
     """Yield the causes at one step: different gradients of equal weights, faults of an optimizer, or rounding errors."""
     wrong = {name: difference for name, difference in gradient.items() if difference > FLOAT64_TRAINING_TOLERANCE}
     optimizers = [
-        Cause(t + 1, f"optimizer: {fault.label}", f"in {twin} {fault.finding}")
+        TrainingCause(t + 1, f"optimizer: {fault.label}", f"in {twin} {fault.finding}")
         for twin in after
         for fault in find_faults(before[twin], after[twin], t, settings, slices)
     ]
@@ -429,8 +431,8 @@ def _causes_at_step(
         name = max(wrong, key=lambda name: wrong[name])
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         difference = f"the twins differ by {wrong[name]:.1e} (tolerance {FLOAT64_TRAINING_TOLERANCE:.0e})"
-        yield Cause(t + 1, f"gradient of {name}{more}", difference)
+        yield TrainingCause(t + 1, f"gradient of {name}{more}", difference)
     yield from optimizers
     if not wrong and not optimizers:
         finding = f"rounding errors, which these weights amplify to {worst.difference:.1e}"
-        yield Cause(t + 1, f"{worst.part} of {worst.name}", finding)
+        yield TrainingCause(t + 1, f"{worst.part} of {worst.name}", finding)

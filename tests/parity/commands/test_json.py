@@ -36,8 +36,7 @@ from parity.comparison.report import OutputAgreement, Report, TensorComparison, 
 from parity.comparison.tolerances import ErrorNorms
 from parity.comparison.training import TrainingComparison
 from parity.comparison.training.adamw import AdamWSettings
-from parity.comparison.training.trajectories import Cause as TrainingCause
-from parity.comparison.training.trajectories import ParameterDifference
+from parity.comparison.training.trajectories import ParameterDifference, TrainingCause
 from parity.comparison.two_files import FileReport
 from tests import ROOT
 from tests.json_pages import documented_fields, fields

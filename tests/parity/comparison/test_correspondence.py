@@ -5,7 +5,7 @@ import pytest
 
 from parity.checkpoints.formats import get
 from parity.comparison.any_model.correspondence import Pair, match
-from parity.comparison.any_model.matching import Evidence
+from parity.comparison.any_model.matching import PairEvidence
 from parity.comparison.any_model.parameters import Axes
 from tests.twins import small_models
 from vit_spec import InputError
@@ -93,7 +93,7 @@ def test_the_shape_of_a_scalar_is_named_as_it_is():
 
 def test_a_parameter_that_only_one_side_ties_is_named():
     flax, torch = {"emb/embedding": (20, 8), "head/kernel": (8, 20)}, {"emb.weight": (20, 8)}
-    evidence = Evidence(tied={"head.weight": "emb.weight"})
+    evidence = PairEvidence(tied={"head.weight": "emb.weight"})
     message = r"^torch ties head.weight with emb.weight, and flax has head/kernel \(8, 20\) of its own: tie the two in flax"
     with pytest.raises(InputError, match=message):
         match(flax, torch, evidence=evidence)
@@ -370,9 +370,9 @@ def test_order_of_use_decides_before_names_if_the_evidence_says_so():
     flax = norm("input_norm") | norm("second")
     torch = norm("input_layernorm", flax=False) | norm("post_input_norm", flax=False)
     keys = ["input_norm/scale", "second/scale"], ["post_input_norm.weight", "input_layernorm.weight"]
-    by_name = dict(match(flax, torch, evidence=Evidence(keys)).keys())
+    by_name = dict(match(flax, torch, evidence=PairEvidence(keys)).keys())
     assert by_name["input_norm/scale"] == "input_layernorm.weight"
-    mapping = match(flax, torch, evidence=Evidence(keys, uses_first=True))
+    mapping = match(flax, torch, evidence=PairEvidence(keys, uses_first=True))
     assert dict(mapping.keys())["input_norm/scale"] == "post_input_norm.weight"
     assert all("by order of use" in pair.note for pair in mapping.pairs)
 
@@ -394,7 +394,7 @@ def test_order_of_use_contradicts_names_that_words_decide(flax_names, torch_name
     keys = [[f"attn/{name}/scale" for name in flax_names], [f"attn.{name}.weight" for name in torch_names]]
     shapes = [{key: (4,) for key in several} for several in keys]
     lines = [f"{a} | width <-> {b} | width" for a, b in zip(keys[0], reversed(keys[1]), strict=True)]
-    other, by_names = match(*shapes, layouts=lines), match(*shapes, evidence=Evidence((keys[0], keys[1])))
+    other, by_names = match(*shapes, layouts=lines), match(*shapes, evidence=PairEvidence((keys[0], keys[1])))
     pairs = list(zip(keys[0], reversed(keys[1]), strict=True))
     assert other.contradicts_names(by_names) == (pairs if is_contradiction else [])
 
@@ -426,7 +426,7 @@ def test_order_of_use_keeps_to_the_blocks_that_names_have_matched():
         }
     uses = [f"h/{n}/{name}/scale" for n in (0, 2, 1) for name in ("ln1", "ln2")]
     other = [f"layers.{n}.{name}_norm.weight" for n in range(3) for name in ("pre", "last")]
-    keys = dict(match(flax, torch, evidence=Evidence((uses, other))).keys())
+    keys = dict(match(flax, torch, evidence=PairEvidence((uses, other))).keys())
     assert {a: b for a, b in keys.items() if "ln" in a} == {
         f"h/{n}/ln{m}/scale": f"layers.{n}.{name}_norm.weight" for n in range(3) for m, name in ((1, "pre"), (2, "last"))
     }
@@ -438,18 +438,18 @@ def test_blocks_that_have_other_parts_are_matched_by_the_order_of_use():
     torch = {f"layers.{n}.attn.q.weight": (6, 4) for n in range(2)}
     torch |= {"layers.0.first_norm.weight": (4,), "layers.1.second_norm.weight": (4,)}
     uses = (["h/0/ln1/scale", "h/0/ln2/scale"], ["layers.0.first_norm.weight", "layers.1.second_norm.weight"])
-    keys = dict(match(flax, torch, evidence=Evidence(uses)).keys())
+    keys = dict(match(flax, torch, evidence=PairEvidence(uses)).keys())
     assert keys["h/0/ln1/scale"] == "layers.0.first_norm.weight"
     assert keys["h/0/ln2/scale"] == "layers.1.second_norm.weight"
 
 
 def test_a_model_that_does_not_use_all_parameters_is_matched_in_the_order_of_their_declaration():
     flax, torch = norm("a") | norm("b"), norm("x", flax=False) | norm("y", flax=False)
-    mapping = match(flax, torch, evidence=Evidence((["b/scale", "a/scale"], ["x.weight", "y.weight"])))
+    mapping = match(flax, torch, evidence=PairEvidence((["b/scale", "a/scale"], ["x.weight", "y.weight"])))
     assert dict(mapping.keys())["b/scale"] == "x.weight"
-    mapping = match(flax, torch, evidence=Evidence((["b/scale"], ["x.weight", "y.weight"])))
+    mapping = match(flax, torch, evidence=PairEvidence((["b/scale"], ["x.weight", "y.weight"])))
     assert dict(mapping.keys())["b/scale"] == "y.weight"
-    mapping = match(flax, torch, evidence=Evidence((["b/scale"], ["x.weight"])))
+    mapping = match(flax, torch, evidence=PairEvidence((["b/scale"], ["x.weight"])))
     assert dict(mapping.keys())["b/scale"] == "x.weight"
 
 
@@ -460,7 +460,7 @@ def test_a_fused_query_key_and_value_with_more_words_is_split():
 
 
 def test_the_class_of_a_transposed_convolution_reverses_its_kernel():
-    evidence = Evidence(axes={"up.weight": Axes("in out")})
+    evidence = PairEvidence(axes={"up.weight": Axes("in out")})
     [pair] = match({"up/kernel": (2, 2, 3, 4)}, {"up.weight": (3, 4, 2, 2)}, evidence=evidence).pairs
     assert pair.flax_line == "up/kernel | -y -x in out" and not pair.note
     [pair] = match({"up/kernel": (2, 2, 4, 3)}, {"up.weight": (3, 4, 2, 2)}, evidence=evidence).pairs

@@ -41,7 +41,7 @@ from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.layer_hypotheses import operations, single_block_hypotheses
 from parity.comparison.diagnosis.numeric_hypotheses import scale_factors
 from parity.comparison.diagnosis.repair import repair
-from parity.comparison.diagnosis.search import Search
+from parity.comparison.diagnosis.search import CauseSearch
 from parity.comparison.diagnosis.weight_hypotheses import rotary_orders
 from parity.comparison.own_model.twin import Twin
 from tests.twins import perturbed_params, small_config
@@ -628,7 +628,7 @@ STRUCTURES = {
 
 
 @cache
-def single_causes(name: str) -> tuple[Search, list[Hypothesis], list[Result]]:
+def single_causes(name: str) -> tuple[CauseSearch, list[Hypothesis], list[Result]]:
     """Return the search in a structure, its catalogue, and the result of each cause that could be run."""
     config = STRUCTURES[name]
     images = uint8_images(config)[:1]
@@ -637,7 +637,7 @@ def single_causes(name: str) -> tuple[Search, list[Hypothesis], list[Result]]:
     trial = Trial(
         config, {n: to_float64(parameter(checkpoint(config), n)) for n in vit_spec.rows(config)}, expectations.images, None
     )
-    search, causes = Search(trial, expectations), catalogue(trial)
+    search, causes = CauseSearch(trial, expectations), catalogue(trial)
     return search, causes, [result for cause in causes if (result := search.evaluator.try_causes((cause,)))]
 
 

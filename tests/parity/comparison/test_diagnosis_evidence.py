@@ -20,7 +20,7 @@ from parity.comparison.diagnosis.evaluator import Result
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.numeric_hypotheses import scale_factors
 from parity.comparison.diagnosis.score_bias import score_biases
-from parity.comparison.diagnosis.search import Search
+from parity.comparison.diagnosis.search import CauseSearch
 from parity.comparison.diagnosis.suspects import find_likeliest_suspect
 from tests.parity.comparison.test_diagnosis import PLAIN, State, checkpoint, float64_outputs, model_outputs, uint8_images
 from vit_spec import InputError, ViTConfig, rows
@@ -213,7 +213,7 @@ def test_a_layer_that_explains_less_than_half_of_the_difference_is_not_the_likel
 def test_a_change_that_removes_half_of_the_error_does_not_match() -> None:
     logits = model_outputs(PLAIN, checkpoint().arrays, uint8_images()) * 1.04
     expected = expected_outputs(uint8_images(), torch.tensor(logits).bfloat16().float().numpy(), PLAIN)
-    search = Search(trial_of(PLAIN, expected.images), expected)
+    search = CauseSearch(trial_of(PLAIN, expected.images), expected)
     halved, explained = (
         Result((Hypothesis("it is a cause", "family"),), search.full_trial, search.full.outputs, error)
         for error in (1.7e-2, 1.7e-3)
@@ -242,7 +242,7 @@ def test_rounding_that_a_model_amplifies_is_not_a_fault(seed: int) -> None:
 
 def test_a_pair_of_roundings_is_no_single_rounding() -> None:
     expected = expected_outputs(uint8_images(), model_outputs(PLAIN, checkpoint().arrays, uint8_images()) * 1.5, PLAIN)
-    search = Search(trial_of(PLAIN, expected.images), expected)
+    search = CauseSearch(trial_of(PLAIN, expected.images), expected)
     rounding = Hypothesis("weights and activations are bfloat16", "dtype rounding", lowers_precision_of="model")
     one, two = (Result(causes, search.full_trial, search.full.outputs, 0.1) for causes in ((rounding,), (rounding,) * 2))
     assert search.matches(one, search.full.error) and not search.matches(two, search.full.error)
@@ -268,7 +268,7 @@ def test_of_causes_with_equal_outputs_the_one_with_the_rounder_number_comes_firs
     for name in ("weight", "bias"):
         right[f"blocks.1.mlp.fc2.{name}"] *= 0.9
     expected = expected_outputs(uint8_images(), model_outputs(PLAIN, right, uint8_images()), PLAIN)
-    search = Search(trial_of(PLAIN, expected.images), expected)
+    search = CauseSearch(trial_of(PLAIN, expected.images), expected)
     search.evaluator.effects = EffectDistribution.of(np.eye(search.subset.logits.size))
     families = {family.hypothesis_at((1.0,), 1).family: family for family in scale_factors(PLAIN)}
     solved = search.evaluator.solve_each(families[f"factor of blocks.1.{part}"] for part in ("sum", "mlp"))

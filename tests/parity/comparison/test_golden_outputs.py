@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from flax import linen
 
 from parity.comparison.any_model import compare_models, golden_outputs
-from parity.comparison.any_model.report import Report
+from parity.comparison.any_model.report import PairReport
 from vit_spec import InputError
 
 VALUES = np.random.default_rng(0).normal(size=(8, 32))
@@ -24,13 +24,13 @@ IDENTIFIERS = 10**12 + np.arange(32)
 
 
 @pytest.fixture(scope="module")
-def passed() -> Report:
+def passed() -> PairReport:
     params = {"params": {"kernel": np.ones((4, 2), np.float32), "bias": np.zeros(2, np.float32)}}
     rows = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
     return compare_models(linen.Dense(2).apply, params, torch.nn.Linear(4, 2), rows)
 
 
-def with_output(report: Report, output: Any, float32: Any = None, **changes: Any) -> Report:
+def with_output(report: PairReport, output: Any, float32: Any = None, **changes: Any) -> PairReport:
     """Return a report with another output of both models, and with another one in float32 if it is given."""
     runs = {
         run: {"output": output if float32 is None or run.endswith("float64") else float32}
@@ -49,7 +49,7 @@ def with_output(report: Report, output: Any, float32: Any = None, **changes: Any
     ids=["masked", "small", "integers"],
 )
 def test_a_golden_file_shows_differences_that_large_entries_hide(
-    passed: Report, tmp_path: Path, recorded: Any, now: Any, difference: str
+    passed: PairReport, tmp_path: Path, recorded: Any, now: Any, difference: str
 ) -> None:
     path = tmp_path / "a.npz"
     golden_outputs.record(path, with_output(passed, recorded), "test_it")
@@ -59,7 +59,7 @@ def test_a_golden_file_shows_differences_that_large_entries_hide(
     assert all(f"in float64 output differs by {difference} from the recorded output" in line for line in lines)
 
 
-def test_a_golden_file_shows_float32_errors_that_masked_entries_hide(passed: Report, tmp_path: Path) -> None:
+def test_a_golden_file_shows_float32_errors_that_masked_entries_hide(passed: PairReport, tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     golden_outputs.record(path, with_output(passed, MASKED), "test_it")
     less_precise = with_output(passed, MASKED, np.where(MASKED == -1e30, MASKED, VALUES * (1 + 1e-4)))
@@ -67,7 +67,7 @@ def test_a_golden_file_shows_float32_errors_that_masked_entries_hide(passed: Rep
     assert len(lines) == 2 and all("in float32 the error of output is 9" in line for line in lines)
 
 
-def test_a_golden_file_of_level_function_is_refused_at_level_precision(passed: Report, tmp_path: Path) -> None:
+def test_a_golden_file_of_level_function_is_refused_at_level_precision(passed: PairReport, tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     golden_outputs.record(path, with_output(passed, VALUES, level="function"), "test_it")
     assert golden_outputs.verify(path, with_output(passed, VALUES, level="function"), "test_it") == []
@@ -78,7 +78,7 @@ def test_a_golden_file_of_level_function_is_refused_at_level_precision(passed: R
 
 
 def test_a_failed_write_leaves_the_earlier_golden_file(
-    passed: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    passed: PairReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "goldens" / "a.npz"
     golden_outputs.record(path, passed, "test_it")

@@ -8,7 +8,7 @@ import numpy as np
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.flax_modules import scopes_for_modules
 from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, WEIGHTS, Graph
-from parity.comparison.any_model.trace.jaxpr import Evaluator, split_loop, split_scan
+from parity.comparison.any_model.trace.jaxpr import JaxprEvaluator, split_loop, split_scan
 from parity.comparison.any_model.trace.numbers import is_rounded
 from parity.comparison.any_model.trace.scope import Scope
 
@@ -36,7 +36,7 @@ def record_flax(
     """Return the graph of a jaxpr that takes weights and then inputs.
 
     constants: indices of weights without a counterpart in the other model.
-    replace, exact: see `Evaluator`.
+    replace, exact: see `JaxprEvaluator`.
     """
     graph = Graph("/")
     recorder = _Recorder(graph, replace, exact)
@@ -54,7 +54,7 @@ class _Recorded(NamedTuple):
     value: int
 
 
-class _Recorder(Evaluator):
+class _Recorder(JaxprEvaluator):
     """Evaluates a jaxpr operation by operation, and adds the operations to a graph."""
 
     def __init__(self, graph: Graph, replace: Any, exact: bool) -> None:

@@ -17,7 +17,7 @@ from parity.comparison.any_model.trace.scope import Scope, inner_jaxprs
 _INLINED = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
 
 
-class Evaluator:
+class JaxprEvaluator:
     """Evaluates a jaxpr with floating-point values in float64.
 
     Subclasses override `bind`, which evaluates one operation, `scan`, `loop` and `branch`.
@@ -199,7 +199,7 @@ def _jaxpr_in_float64(jaxpr: Any) -> Any:
     import jax
 
     scalars = [np.zeros((), np.float64 if narrow_float(v.aval) else v.aval.dtype) for v in jaxpr.invars]
-    return jax.make_jaxpr(lambda *given: Evaluator().evaluate(jaxpr, [], given, Scope()))(*scalars).jaxpr
+    return jax.make_jaxpr(lambda *given: JaxprEvaluator().evaluate(jaxpr, [], given, Scope()))(*scalars).jaxpr
 
 
 def _bind(equation: Any, values: Sequence[Any], params: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from parity.comparison.any_model.trace.graph import IDENTITY, Graph, Operation
-from parity.comparison.any_model.trace.places import Line, Place, lines_between
+from parity.comparison.any_model.trace.places import Place, SourceLine, lines_between
 
 
 def operation_place(graph: Graph, operation: int) -> Place:
@@ -26,7 +26,7 @@ def make_place(
     after: the last of those before it.
     unknown: operations whose lines count too.
     """
-    line = operation.stack[0] if operation.stack else Line("", 0, "")
+    line = operation.stack[0] if operation.stack else SourceLine("", 0, "")
     lines = {(each.file, each.line) for each in operation.stack[:1]}
     lines |= {(each.file, each.line) for one in unknown for each in one.stack if each not in operation.stack}
     for each in before:

@@ -22,7 +22,7 @@ from parity.comparison.any_model.trace.graph import (
     Operation,
 )
 from parity.comparison.any_model.trace.operation_places import calling_module, contains_module, make_place, operation_place
-from parity.comparison.any_model.trace.places import Line, Place
+from parity.comparison.any_model.trace.places import Place, SourceLine
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 
 _STEPS = ("between", "layers")  # kinds of origins at which a step may be missing
@@ -345,7 +345,7 @@ class _Side:
         before = [here, *(self.graph.operations[n] for n in self._producers(here.inputs))]
         end = Operation("the end", "", (), (), ())
         place = make_place(end, "", before, self.graph.separator, after=here)
-        line = here.stack[0] if here.stack else Line("", 0, "")
+        line = here.stack[0] if here.stack else SourceLine("", 0, "")
         return replace(place, file=line.file, line=line.line, function=line.function, caller=None)
 
     def _first_of(self, constants: Sequence[int]) -> Operation | None:

@@ -36,7 +36,7 @@ _CALLERS = frozenset(
 )
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of source that a call is at."""
 
     file: str
@@ -47,7 +47,7 @@ class Line(NamedTuple):
         return f"{Path(self.file).name}:{self.line}"
 
 
-Stack = tuple[Line, ...]  # the innermost call first
+Stack = tuple[SourceLine, ...]  # the innermost call first
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Place:
     function: str = ""
     lines: tuple[tuple[str, int], ...] = ()
     passed: tuple[str, ...] = ()
-    caller: Line | None = None
+    caller: SourceLine | None = None
     after: str = ""
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ def lines_between(before: Stack, here: Stack, is_same_call: bool) -> Iterator[tu
 
 
 @cache
-def _function_lines(line: Line) -> tuple[int, int]:
+def _function_lines(line: SourceLine) -> tuple[int, int]:
     """Return the first and the last line of the function that contains a line; the line itself if it is not found."""
     try:
         tree = ast.parse("".join(linecache.getlines(line.file)))
@@ -131,7 +131,7 @@ def user_stack(frames: Iterable[tuple[str, int, str]]) -> Stack:
 
     frames: file, line and function of each call, the innermost first.  The stack ends where the comparison calls the model.
     """
-    out: list[Line] = []
+    out: list[SourceLine] = []
     leading = True  # frames of the recorder itself, which a model's operation has called
     for file, line, function in frames:
         if _calls_models(file):
@@ -140,7 +140,7 @@ def user_stack(frames: Iterable[tuple[str, int, str]]) -> Stack:
             break
         leading = False
         if not _is_library(file):
-            out.append(Line(file, line, function.rpartition(".")[2]))
+            out.append(SourceLine(file, line, function.rpartition(".")[2]))
     return tuple(out)
 
 

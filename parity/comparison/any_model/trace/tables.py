@@ -9,7 +9,7 @@ import numpy as np
 
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.graph import CONSTANT, Graph, Index, Value, without_repetition
-from parity.comparison.any_model.trace.places import Line
+from parity.comparison.any_model.trace.places import SourceLine
 
 # Largest error of an entry that is computed in float32, relative to itself, or to 1 as for the sine of an angle: rounding
 # an angle of up to 8 changes its sine by 8 * 2**-24.
@@ -40,7 +40,7 @@ class Table:
     torch: Array
     rounded: str
     module: str
-    line: Line | None
+    line: SourceLine | None
 
     def __str__(self) -> str:
         if not self.flax.shape and {float(self.flax), float(self.torch)} == {*_EPSILONS}:
