@@ -13,7 +13,7 @@ from parity.checkpoints.containers import ocdbt, zarr
 from parity.checkpoints.containers.budget import Budget
 from train.jax.parameter_tree import Tree
 from train.jax.runtime import is_of_lost_process
-from train.loop.checkpoint_folder import CheckpointFolder
+from train.loop.checkpoint_folder import CheckpointFolder, JSONCheck
 from train.loop.process import lost_process_error
 from vit_spec import InputError, bounded_json
 
@@ -124,19 +124,21 @@ class CheckpointStore:
         if not jax.process_index():
             self._folder.settle_replaced()
 
-    def restore_newest(self, target: Tree) -> tuple[int, Tree, dict[str, Any], int] | None:
+    def restore_newest(self, target: Tree, check: JSONCheck | None = None) -> tuple[int, Tree, dict[str, Any], int] | None:
         """Return step, training state, loop state and version of the newest checkpoint that can be read, or None.
 
         Damaged checkpoints are moved to the folder `checkpoints-damaged` once an older one has been read.
 
         target: the shapes, dtypes and shardings of the state.  A state that was saved on another mesh is resharded.
+        check: called with the step and the loop state of a checkpoint before its arrays are read.
 
         Raises:
             InputError: the newest checkpoint is of a newer version of this package, or cannot be read for a reason other
                 than its content; or all are damaged, so that the run would overwrite them; or one is damaged and the run
-                has several processes, which all have to restart because the others may have read it.
+                has several processes, which all have to restart because the others may have read it; or `check` raises
+                it.
         """
-        newest = self._folder.read_newest(self._steps(), lambda step: self._read(step, target))
+        newest = self._folder.read_newest(self._steps(), lambda step: self._read(step, target, check))
         if newest is None:
             return None
         step, restored, damaged = newest
@@ -146,20 +148,25 @@ class CheckpointStore:
             self._open()
         return step, *restored
 
-    def restore(self, step: int, target: Tree) -> tuple[int, Tree, dict[str, Any], int] | None:
+    def restore(
+        self, step: int, target: Tree, check: JSONCheck | None = None
+    ) -> tuple[int, Tree, dict[str, Any], int] | None:
         """Return what `restore_newest` returns, of the checkpoint of a step; None if it is missing or damaged.
 
-        target: see `restore_newest`.
+        target, check: see `restore_newest`.
 
         Raises:
-            InputError: it is of a newer version of this package, or cannot be read for a reason other than its content.
+            InputError: it is of a newer version of this package, or cannot be read for a reason other than its content; or
+                `check` raises it.
         """
         if step not in self._steps():
             return None
-        restored, _ = self._read(step, target)
+        restored, _ = self._read(step, target, check)
         return None if restored is None else (step, *restored)
 
-    def _read(self, step: int, target: Tree) -> tuple[tuple[Tree, dict[str, Any], int] | None, str]:
+    def _read(
+        self, step: int, target: Tree, check: JSONCheck | None
+    ) -> tuple[tuple[Tree, dict[str, Any], int] | None, str]:
         """Return training state, loop state and version of a checkpoint; or None, and why it is damaged."""
         try:
             _check_tree(self._folder.path / str(step))
@@ -167,6 +174,8 @@ class CheckpointStore:
             if not isinstance(metadata, dict) or not {"version", "note", "digest"} <= metadata.keys():
                 raise ValueError("its metadata is not that of a run")
             self._folder.check_version(step, version := metadata["version"], VERSION)
+            if check is not None:
+                check(step, metadata["note"])
             state = self._checkpointer.load(step, target)
             if changed := [name for name, sum in _checksums(state).items() if metadata["digest"].get(name) != sum]:
                 raise ValueError(f"the checksum of {', '.join(changed)} is wrong")

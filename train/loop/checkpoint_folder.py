@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from parity.terminal import print_note
 from train.loop.loop_state import LoopState
@@ -18,6 +18,8 @@ from train.recipes import Task
 from vit_spec import InputError
 
 Restored = TypeVar("Restored")
+# Takes the step and the JSON of the loop's state of a checkpoint, and raises InputError if it must not be restored.
+JSONCheck = Callable[[int, Any], None]
 
 # A file that each checkpoint of a trainer has.
 MARKERS = {"train.jax": "_CHECKPOINT_METADATA", "train.torch": "checkpoint.json"}
