@@ -618,6 +618,8 @@ def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys
         (["--resume", "{run}", "--ema", "0.9"], "; --init {run} starts a new run from its weights"),
         (["--resume", "{run}", "--model.changes", "depth=2"], "its recipe.model.changes lacks 'depth=2'; give the same"),
         (["--resume", "{run}", "--optimizer.name", "sgd"], "its recipe.optimizer.name is adamw, and here it is sgd"),
+        (["--resume", "{run}", "--optimizer.beta1", "0.5"], "its recipe.optimizer.beta1 is 0.9, and here it is 0.5"),
+        (["--resume", "{run}", "--optimizer.beta2", "0.5"], "its recipe.optimizer.beta2 is 0.999, and here it is 0.5"),
         (["--resume", "{run}", "--seed", "1"], "its recipe.seed is 0"),
         (["--resume", "{run}", "--augment.share", "0.9"], "its recipe.augment.share is"),
         (["--run", "{run}", "--epochs", "8steps"], "; --resume {run} accepts this change"),
