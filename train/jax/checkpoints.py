@@ -1,6 +1,8 @@
 """Checkpoints of a run, written by Orbax while training goes on.  Each is a folder, which is complete or absent."""
 
 import logging
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from train.loop.process import lost_process_error
 from vit_spec import InputError, bounded_json
 
 MAX_JSON_BYTES = 1 << 26  # of a metadata file of Orbax, for any number of devices
-VERSION = 3  # of the content of a checkpoint; increase it when the structure of the training state changes
+VERSION = 4  # of a checkpoint; increase it when the structure of the training state or the checksums change
 WARMED_UP_EMA = 2  # the version from which the EMA is warmed up and contains no initial weights
+MIXED_CHECKSUMS = 4  # the version from which checksums tell arrays with exchanged parts apart
 
 
 class CheckpointStore:
@@ -91,7 +94,7 @@ class CheckpointStore:
         Raises:
             InputError: this or the previous checkpoint cannot be written, for example because the disk is full.
         """
-        metadata = {"version": VERSION, "note": loop_state, "digest": _checksums(state)}
+        metadata = {"version": VERSION, "note": loop_state, "digest": _checksums(state, VERSION)}
         try:
             metrics = None if rank is None else {"rank": rank, "step": step}
             self._checkpointer.wait()
@@ -177,7 +180,7 @@ class CheckpointStore:
             if check is not None:
                 check(step, metadata["note"])
             state = self._checkpointer.load(step, target)
-            if changed := [name for name, sum in _checksums(state).items() if metadata["digest"].get(name) != sum]:
+            if changed := [name for name, sum in _checksums(state, version).items() if metadata["digest"].get(name) != sum]:
                 raise ValueError(f"the checksum of {', '.join(changed)} is wrong")
             if (found := int(state.step)) != step:  # a copy under another name
                 raise ValueError(f"its content is that of step {found}")
@@ -222,24 +225,41 @@ def _shorten(error: InputError, path: Path) -> str:
     return str(error).rpartition(": ")[0].replace(f"{path}/", "")
 
 
-def _checksums(state: Tree) -> dict[str, int]:
+def _checksums(state: Tree, version: int) -> dict[str, int]:
     """Return a checksum of each array by its path; Orbax and its files have none.
 
-    The checksum is the sum modulo 2^32 of all words, each multiplied by an odd number of its own.  Any single changed word
-    changes it, and it is the same on any mesh.
+    It is the same on any mesh, and any single changed word changes it.
+
+    version: version of the checkpoint.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    sums = jax.device_get(_weighted_sums([array for _, array in leaves]))
+    sums = jax.device_get(_sums([array for _, array in leaves], is_mixed=version >= MIXED_CHECKSUMS))
     return {jax.tree_util.keystr(path): int(each) for (path, _), each in zip(leaves, sums, strict=True)}
 
 
-@jax.jit
-def _weighted_sums(arrays: list[Array]) -> list[Array]:
+@partial(jax.jit, static_argnames="is_mixed")
+def _sums(arrays: list[Array], *, is_mixed: bool) -> list[Array]:
+    """Return the sum modulo 2^32 of all words of each array, each mixed with its index, or multiplied by 2 index + 1."""
+
     def total(x: Array) -> Array:
         bits = x.astype(jnp.uint8) if x.dtype == bool else x
         word = {1: jnp.uint8, 2: jnp.uint16}.get(bits.dtype.itemsize, jnp.uint32)
         words = jax.lax.bitcast_convert_type(bits, word).astype(jnp.uint32)
-        odd = 2 * jax.lax.iota(jnp.uint32, words.size).reshape(words.shape) + 1
-        return (words * odd).sum(dtype=jnp.uint32)
+        index = _indices(words.shape)
+        return (_mix(words ^ _mix(index)) if is_mixed else words * (2 * index + 1)).sum(dtype=jnp.uint32)
 
     return [total(x) for x in arrays]
+
+
+def _indices(shape: tuple[int, ...]) -> Array:
+    """Return the index of each entry of a flattened array, modulo 2^32, in the shape of the array."""
+    strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
+    iotas = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(s) for axis, s in enumerate(strides)]
+    return sum(iotas, start=jnp.zeros((), jnp.uint32))
+
+
+def _mix(x: Array) -> Array:
+    """Return a permutation of the integers below 2^32 in which each bit depends on all (lowbias32, by C. Wellons)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)

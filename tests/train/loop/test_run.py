@@ -971,7 +971,7 @@ def test_a_checkpoint_of_a_newer_version_is_refused_and_not_moved_away(
     with pytest.raises(Killed):
         run_training(recipe, engine_that_dies_after(10, finishes_writing=True))
     monkeypatch.undo()
-    with pytest.raises(InputError, match=r"of step 7 .* has version 7, and this package reads versions up to 3: update"):
+    with pytest.raises(InputError, match=r"of step 7 .* has version 7, and this package reads versions up to 4: update"):
         run_training(recipe)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["7"]
 
