@@ -257,6 +257,21 @@ def test_a_run_resumes_through_a_path_with_parent_folders(
     assert "resuming from step 22 of 22" in capsys.readouterr().out
 
 
+@torch_only
+def test_a_run_resumes_from_a_replaced_checkpoint_beside_the_folder_that_checkpoints_links_to(
+    trainer: Any, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, elsewhere = tmp_path / "run", tmp_path / "disk" / "states"
+    shutil.copytree(run, copy)
+    elsewhere.parent.mkdir()
+    (copy / "checkpoints").rename(elsewhere.with_name("states-replaced"))
+    elsewhere.mkdir()
+    (copy / "checkpoints").symlink_to(elsewhere)
+    assert run_training(replace(RECIPE, run=str(copy)), trainer) == 0
+    assert "resuming from step 22 of 22" in capsys.readouterr().out
+    assert {path.name for path in elsewhere.iterdir()} == {"11", "22"}
+
+
 def test_a_finished_run_can_be_started_again_without_a_change(trainer: Any, run: Path) -> None:
     before = records(run)
     assert run_training(replace(RECIPE, run=str(run)), trainer) == 0
