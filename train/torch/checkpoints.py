@@ -10,7 +10,6 @@ No file is a pickle, so reading a checkpoint runs no code.
 
 import json
 import os
-import shutil
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from parity.checkpoints.containers import safetensors, zarr
 from parity.checkpoints.containers.budget import Budget
-from train.loop.checkpoint_folder import MARKERS, CheckpointFolder, JSONCheck
+from train.loop.checkpoint_folder import MARKERS, CheckpointFolder, JSONCheck, remove_checkpoint
 from train.loop.process import lost_process_error
 from train.torch.runtime import is_of_lost_process
 from train.torch.sharding import local
@@ -77,7 +76,7 @@ class CheckpointStore:
             try:
                 self._folder.settle_replaced()
                 for unfinished in folder.glob(f"*{PARTIAL}"):
-                    shutil.rmtree(unfinished)
+                    remove_checkpoint(unfinished)
             except OSError as error:
                 raise self._folder.write_error(error) from error
         self._gather(None)  # no process lists the checkpoints before
@@ -120,7 +119,7 @@ class CheckpointStore:
         final = self._folder.path / str(step)
         partial = final.with_name(f"{step}{PARTIAL}")
         if self._process == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_checkpoint(partial, ignore_errors=True)
         self._gather(None)  # no process makes the folder before
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
         save(dict(snapshot.tensors), storage_writer=writer, process_group=self._group)
@@ -162,7 +161,7 @@ class CheckpointStore:
             if step not in kept:
                 removed = self._folder.path / f"{step}{PARTIAL}"
                 (self._folder.path / str(step)).rename(removed)
-                shutil.rmtree(removed)
+                remove_checkpoint(removed)
 
     def _read_rank(self, step: int) -> float | None:
         try:

@@ -1029,7 +1029,7 @@ def test_a_write_that_fails_in_a_run_whose_folder_is_there_gives_the_reason(tmp_
         with convert_write_errors(tmp_path / "metrics.jsonl", tmp_path):
             raise missing
     error = CheckpointFolder(tmp_path / "checkpoints", "train.torch").write_error(missing)
-    assert "checkpoints (No such file or directory): make room there" in str(error)
+    assert "checkpoints (No such file or directory): correct that, then" in str(error)
 
 
 def test_a_full_disk_at_the_first_file_of_a_run_is_not_a_folder_that_is_gone(tmp_path: Path) -> None:
