@@ -104,6 +104,8 @@ class Loop:
             raise InputError(
                 f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
             )
+        if self.run.changes_since(self.done, state.settings):
+            state.evaluations_since_best = 0  # else a run that has stopped early could not go on with another recipe
         self._saved_step, self.state = self.done, state
         self._weight_files.recorded = state.best_files
         self.run.resume_at(self.done, state.seconds, is_evaluated=state.is_evaluated)

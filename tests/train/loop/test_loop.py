@@ -223,6 +223,18 @@ def test_a_run_that_has_stopped_early_stays_so_until_it_gets_more_patience(
     assert re.search(r"finished +8 of 8 steps", capsys.readouterr().out)
 
 
+def test_a_run_that_has_stopped_early_resumes_with_another_recipe(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    flags = ["--model.changes", "depth=1", "width=16", "mlp_dim=16", "--epochs", "8steps", "--eval-every", "1steps"]
+    assert command(*SMALL, *flags, "--patience", "2", "--run", run, make_engine=Declining) == 0
+    assert records(run)[-1]["step"] == 4
+    assert command("--resume", run, "--optimizer.lr", "1e-5", make_engine=Declining) == 0
+    assert records(run)[-1]["step"] == 6  # two more evaluations
+    for flag in ("--run", "--resume"):  # without a change
+        assert command(flag, run, make_engine=Declining) == 0
+        assert records(run)[-1]["step"] == 6
+
+
 def test_the_last_evaluation_is_no_early_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_training(replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="5steps", patience=3), Declining) == 0
     assert "stopped early" not in capsys.readouterr().out
