@@ -147,7 +147,7 @@ def report_full_disk(path: Path, nbytes: int) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        if not _is_disk_full(error):
+        if not is_disk_full(error):
             raise
         disk = os.statvfs(path.parent)
         free = f"has {disk.f_bavail * disk.f_frsize:,} left"
@@ -156,7 +156,7 @@ def report_full_disk(path: Path, nbytes: int) -> Iterator[None]:
         raise InputError(f"{path} needs {nbytes:,} bytes, and its disk {free}: make room, or write elsewhere") from None
 
 
-def _is_disk_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Return whether an exception, or one that caused it, says that a disk is full or a quota reached."""
     seen: set[int] = set()
     while id(error) not in seen:

@@ -1,6 +1,8 @@
 """Checkpoints of a run, written by Orbax while training goes on.  Each is a folder, which is complete or absent."""
 
 import logging
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ from parity.checkpoints.containers import ocdbt, zarr
 from parity.checkpoints.containers.budget import Budget
 from train.jax.parameter_tree import Tree
 from train.jax.runtime import is_of_lost_process
-from train.loop.checkpoint_folder import CheckpointFolder
+from train.loop.checkpoint_folder import CheckpointFolder, JSONCheck
 from train.loop.process import lost_process_error
 from vit_spec import InputError, bounded_json
 
 MAX_JSON_BYTES = 1 << 26  # of a metadata file of Orbax, for any number of devices
-VERSION = 3  # of the content of a checkpoint; increase it when the structure of the training state changes
+VERSION = 4  # of a checkpoint; increase it when the structure of the training state or the checksums change
 WARMED_UP_EMA = 2  # the version from which the EMA is warmed up and contains no initial weights
+MIXED_CHECKSUMS = 4  # the version from which checksums tell arrays with exchanged parts apart
 
 
 class CheckpointStore:
@@ -91,7 +94,7 @@ class CheckpointStore:
         Raises:
             InputError: this or the previous checkpoint cannot be written, for example because the disk is full.
         """
-        metadata = {"version": VERSION, "note": loop_state, "digest": _checksums(state)}
+        metadata = {"version": VERSION, "note": loop_state, "digest": _checksums(state, VERSION)}
         try:
             metrics = None if rank is None else {"rank": rank, "step": step}
             self._checkpointer.wait()
@@ -124,19 +127,21 @@ class CheckpointStore:
         if not jax.process_index():
             self._folder.settle_replaced()
 
-    def restore_newest(self, target: Tree) -> tuple[int, Tree, dict[str, Any], int] | None:
+    def restore_newest(self, target: Tree, check: JSONCheck | None = None) -> tuple[int, Tree, dict[str, Any], int] | None:
         """Return step, training state, loop state and version of the newest checkpoint that can be read, or None.
 
         Damaged checkpoints are moved to the folder `checkpoints-damaged` once an older one has been read.
 
         target: the shapes, dtypes and shardings of the state.  A state that was saved on another mesh is resharded.
+        check: called with the step and the loop state of a checkpoint before its arrays are read.
 
         Raises:
             InputError: the newest checkpoint is of a newer version of this package, or cannot be read for a reason other
                 than its content; or all are damaged, so that the run would overwrite them; or one is damaged and the run
-                has several processes, which all have to restart because the others may have read it.
+                has several processes, which all have to restart because the others may have read it; or `check` raises
+                it.
         """
-        newest = self._folder.read_newest(self._steps(), lambda step: self._read(step, target))
+        newest = self._folder.read_newest(self._steps(), lambda step: self._read(step, target, check))
         if newest is None:
             return None
         step, restored, damaged = newest
@@ -146,20 +151,25 @@ class CheckpointStore:
             self._open()
         return step, *restored
 
-    def restore(self, step: int, target: Tree) -> tuple[int, Tree, dict[str, Any], int] | None:
+    def restore(
+        self, step: int, target: Tree, check: JSONCheck | None = None
+    ) -> tuple[int, Tree, dict[str, Any], int] | None:
         """Return what `restore_newest` returns, of the checkpoint of a step; None if it is missing or damaged.
 
-        target: see `restore_newest`.
+        target, check: see `restore_newest`.
 
         Raises:
-            InputError: it is of a newer version of this package, or cannot be read for a reason other than its content.
+            InputError: it is of a newer version of this package, or cannot be read for a reason other than its content; or
+                `check` raises it.
         """
         if step not in self._steps():
             return None
-        restored, _ = self._read(step, target)
+        restored, _ = self._read(step, target, check)
         return None if restored is None else (step, *restored)
 
-    def _read(self, step: int, target: Tree) -> tuple[tuple[Tree, dict[str, Any], int] | None, str]:
+    def _read(
+        self, step: int, target: Tree, check: JSONCheck | None
+    ) -> tuple[tuple[Tree, dict[str, Any], int] | None, str]:
         """Return training state, loop state and version of a checkpoint; or None, and why it is damaged."""
         try:
             _check_tree(self._folder.path / str(step))
@@ -167,8 +177,10 @@ class CheckpointStore:
             if not isinstance(metadata, dict) or not {"version", "note", "digest"} <= metadata.keys():
                 raise ValueError("its metadata is not that of a run")
             self._folder.check_version(step, version := metadata["version"], VERSION)
+            if check is not None:
+                check(step, metadata["note"])
             state = self._checkpointer.load(step, target)
-            if changed := [name for name, sum in _checksums(state).items() if metadata["digest"].get(name) != sum]:
+            if changed := [name for name, sum in _checksums(state, version).items() if metadata["digest"].get(name) != sum]:
                 raise ValueError(f"the checksum of {', '.join(changed)} is wrong")
             if (found := int(state.step)) != step:  # a copy under another name
                 raise ValueError(f"its content is that of step {found}")
@@ -213,24 +225,41 @@ def _shorten(error: InputError, path: Path) -> str:
     return str(error).rpartition(": ")[0].replace(f"{path}/", "")
 
 
-def _checksums(state: Tree) -> dict[str, int]:
+def _checksums(state: Tree, version: int) -> dict[str, int]:
     """Return a checksum of each array by its path; Orbax and its files have none.
 
-    The checksum is the sum modulo 2^32 of all words, each multiplied by an odd number of its own.  Any single changed word
-    changes it, and it is the same on any mesh.
+    It is the same on any mesh, and any single changed word changes it.
+
+    version: version of the checkpoint.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    sums = jax.device_get(_weighted_sums([array for _, array in leaves]))
+    sums = jax.device_get(_sums([array for _, array in leaves], is_mixed=version >= MIXED_CHECKSUMS))
     return {jax.tree_util.keystr(path): int(each) for (path, _), each in zip(leaves, sums, strict=True)}
 
 
-@jax.jit
-def _weighted_sums(arrays: list[Array]) -> list[Array]:
+@partial(jax.jit, static_argnames="is_mixed")
+def _sums(arrays: list[Array], *, is_mixed: bool) -> list[Array]:
+    """Return the sum modulo 2^32 of all words of each array, each mixed with its index, or multiplied by 2 index + 1."""
+
     def total(x: Array) -> Array:
         bits = x.astype(jnp.uint8) if x.dtype == bool else x
         word = {1: jnp.uint8, 2: jnp.uint16}.get(bits.dtype.itemsize, jnp.uint32)
         words = jax.lax.bitcast_convert_type(bits, word).astype(jnp.uint32)
-        odd = 2 * jax.lax.iota(jnp.uint32, words.size).reshape(words.shape) + 1
-        return (words * odd).sum(dtype=jnp.uint32)
+        index = _indices(words.shape)
+        return (_mix(words ^ _mix(index)) if is_mixed else words * (2 * index + 1)).sum(dtype=jnp.uint32)
 
     return [total(x) for x in arrays]
+
+
+def _indices(shape: tuple[int, ...]) -> Array:
+    """Return the index of each entry of a flattened array, modulo 2^32, in the shape of the array."""
+    strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
+    iotas = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(s) for axis, s in enumerate(strides)]
+    return sum(iotas, start=jnp.zeros((), jnp.uint32))
+
+
+def _mix(x: Array) -> Array:
+    """Return a permutation of the integers below 2^32 in which each bit depends on all (lowbias32, by C. Wellons)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)

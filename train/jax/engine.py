@@ -26,7 +26,7 @@ from train.jax.parameter_tree import Tree, tree
 from train.jax.teacher import TeacherModel
 from train.loop import heartbeat
 from train.loop.checkpoint_folder import checkpoint_rank
-from train.loop.engine import EvalOutput, RestoredCheckpoint
+from train.loop.engine import CheckpointCheck, EvalOutput, RestoredCheckpoint
 from train.loop.loop_state import LoopState
 from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
 from train.loop.peak_flops import peak_flops
@@ -175,11 +175,22 @@ class JaxEngine:
         rank = checkpoint_rank(self._task, loop_state)
         self._checkpoint_store.save(step, self.state, loop_state.to_json(), rank=rank)
 
-    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
-        """Restore the newest readable checkpoint, or that of `step`; return its step and the loop's state, or None."""
+    def restore_checkpoint(
+        self, step: int | None = None, *, check: CheckpointCheck | None = None
+    ) -> RestoredCheckpoint | None:
+        """Restore the newest readable checkpoint, or that of `step`; return its step and the loop's state, or None.
+
+        check: see `train.loop.engine.Engine`.
+        """
+
+        def parse(loop_state: Any) -> LoopState | None:
+            return LoopState.from_json(loop_state, PRIMARY_METRIC[self._task])
+
+        check_json = None if check is None else lambda step, loop_state: check(step, parse(loop_state))
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.state)
         store = self._checkpoint_store
-        if (restored := store.restore_newest(target) if step is None else store.restore(step, target)) is None:
+        restored = store.restore_newest(target, check_json) if step is None else store.restore(step, target, check_json)
+        if restored is None:
             return None
         step, self.state, saved_state, version = restored
         note = ""
@@ -187,7 +198,7 @@ class JaxEngine:
             copied = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=self.shardings.params)
             self.state = self.state._replace(ema=copied(self.state.params))
             note = f"the EMA restarts at step {step:,}: an older version mixed the initial weights into it"
-        return RestoredCheckpoint(step, LoopState.from_json(saved_state, PRIMARY_METRIC[self._task]), note)
+        return RestoredCheckpoint(step, parse(saved_state), note)
 
     def profile(self, folder: Path | None) -> None:
         """Start JAX's profiler, which writes a trace for TensorBoard into `folder`; None: stop it."""

@@ -6,10 +6,11 @@ Each checkpoint is a folder whose name is the number of steps done.  How it is w
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from parity.checkpoints.write_target import is_disk_full
 from parity.terminal import print_note
 from train.loop.loop_state import LoopState
 from train.loop.metrics import PRIMARY_METRIC
@@ -18,6 +19,8 @@ from train.recipes import Task
 from vit_spec import InputError
 
 Restored = TypeVar("Restored")
+# Takes the step and the JSON of the loop's state of a checkpoint, and raises InputError if it must not be restored.
+JSONCheck = Callable[[int, Any], None]
 
 # A file that each checkpoint of a trainer has.
 MARKERS = {"train.jax": "_CHECKPOINT_METADATA", "train.torch": "checkpoint.json"}
@@ -62,7 +65,7 @@ class CheckpointFolder:
         aside = [path for path in replaced_folder(self.path).glob("*") if path.name.isdecimal()]
         for old in aside:
             if (self.path / old.name).exists():
-                shutil.rmtree(old, ignore_errors=True)
+                remove_checkpoint(old, ignore_errors=True)
             else:
                 self.path.mkdir(exist_ok=True)
                 with suppress(FileNotFoundError):  # another process has moved it already
@@ -108,7 +111,7 @@ class CheckpointFolder:
             target, temporary = aside / str(step), aside / f"{step}-{self._process}"
             with suppress(FileNotFoundError):  # another process has moved it already
                 (self.path / str(step)).rename(temporary)
-                shutil.rmtree(target, ignore_errors=True)
+                remove_checkpoint(target, ignore_errors=True)
                 temporary.rename(target)
             print_note(f"the checkpoint of step {step} is damaged ({reason}); it was moved to {target}")
 
@@ -145,8 +148,21 @@ class CheckpointFolder:
             return gone
         cause = " ".join(str(error).split()).rpartition('": ')[2]  # after the names of the files
         reason = getattr(error, "strerror", None) or cause[:120]
-        remedy = "make room there, then give the same --run"
-        return InputError(f"cannot write a checkpoint to {self.path} ({reason}): {remedy}")
+        remedy = "make room there" if is_disk_full(error) else "correct that"
+        return InputError(f"cannot write a checkpoint to {self.path} ({reason}): {remedy}, then give the same --run")
+
+
+def remove_checkpoint(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove the folder of a checkpoint; of a link to one, the link.
+
+    Raises:
+        OSError: it cannot be removed, and errors are not ignored.
+    """
+    if path.is_symlink():
+        with suppress(OSError) if ignore_errors else nullcontext():
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def replaced_folder(folder: Path) -> Path:

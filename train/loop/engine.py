@@ -66,6 +66,9 @@ class RestoredCheckpoint(NamedTuple):
     note: str = ""
 
 
+CheckpointCheck = Callable[[int, LoopState | None], None]  # see `Engine.restore_checkpoint`
+
+
 class Engine(Protocol):
     """A model, its optimizer and their state, on the devices of the run."""
 
@@ -209,7 +212,9 @@ class Engine(Protocol):
             InputError: this or an earlier checkpoint cannot be written, such as on a full disk.
         """
 
-    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
+    def restore_checkpoint(
+        self, step: int | None = None, *, check: CheckpointCheck | None = None
+    ) -> RestoredCheckpoint | None:
         """Restore the newest checkpoint that can be read, or that of a step, written by any number of devices and any mesh.
 
         If `step` is None, a damaged checkpoint is moved to the folder `checkpoints-damaged` beside `folder`, a printed line
@@ -217,13 +222,15 @@ class Engine(Protocol):
 
         Args:
             step: the step whose checkpoint to restore; None for the newest that can be read.
+            check: called with the step and the loop state of a checkpoint before its tensors are read; it raises InputError
+                if the run must not resume from it.  None: every checkpoint is accepted.
 
         Returns:
             None if there is no checkpoint, or if that of `step` is missing or damaged.
 
         Raises:
             InputError: there are checkpoints and none can be read; or the newest is of a newer version of this package, or
-                cannot be read for a reason other than its content, such as missing permission.
+                cannot be read for a reason other than its content, such as missing permission; or `check` raises it.
         """
 
     def profile(self, folder: Path | None) -> None:

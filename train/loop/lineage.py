@@ -18,12 +18,13 @@ CHANGEABLE = (
 # Fields of the augmentation that may not change: held-out images depend on the first two, the order of images on the third.
 _KEPT = ("share", "held_out_filter", "repeats")
 # Fields of the recipe that `--resume` may change, besides CHANGEABLE: they take effect from that step on.  Fields that
-# held-out metrics depend on may not change.
+# held-out metrics depend on may not change.  Nor may beta1 and beta2: Adam's bias corrections suppose the same betas in all
+# updates.
 RESUMABLE = (
     *("epochs", "warmup", "decay", "cooldown", "batch_size", "accumulate", "dtype", "eval_every"),
     *("label_smoothing", "class_weights", "sampling"),
     *("distillation", "distillation_weight", "distillation_temperature"),
-    *(f"optimizer.{name}" for name in ("lr", "weight_decay", "beta1", "beta2", "eps", "clip")),
+    *(f"optimizer.{name}" for name in ("lr", "weight_decay", "eps", "clip")),
     *(f"augment.{each.name}" for each in dataclasses.fields(Augment) if each.name not in _KEPT),
 )
 

@@ -88,22 +88,12 @@ class Loop:
         Raises:
             InputError: the run cannot resume from it, or a file cannot be written.
         """
-        if (restored := self.engine.restore_checkpoint()) is None:
+        if (restored := self.engine.restore_checkpoint(check=self._check_checkpoint)) is None:
             self.run.resume_at(0, 0.0, is_evaluated=False)
             return
         self._weight_files.set_has_checkpoint()
         self.done, state, note = restored
-        if state is None:
-            raise InputError(
-                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
-                "move that checkpoint away to resume from an older one, or give --run a new folder"
-            )
-        if (run_id := self.run.id) and state.run_id not in ("", run_id):
-            raise InputError(
-                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} is another run's (id {state.run_id}; "
-                f"config.json has {run_id}): move that checkpoint away to resume from an older one, or give --run a new "
-                "folder"
-            )
+        assert state is not None  # `_check_checkpoint` refuses such a checkpoint
         if self.done < self.schedule.offset_from:
             raise InputError(
                 f"the batch size has changed at step {self.schedule.offset_from}, whose checkpoint is damaged: give the "
@@ -114,10 +104,25 @@ class Loop:
             raise InputError(
                 f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
             )
+        if self.run.changes_since(self.done, state.settings):
+            state.evaluations_since_best = 0  # else a run that has stopped early could not go on with another recipe
         self._saved_step, self.state = self.done, state
         self._weight_files.recorded = state.best_files
         self.run.resume_at(self.done, state.seconds, is_evaluated=state.is_evaluated)
         self._restored_note = note
+
+    def _check_checkpoint(self, step: int, state: LoopState | None) -> None:
+        """Raise InputError if the run must not resume from a checkpoint, given its loop state."""
+        where = f"the checkpoint of step {step} in {self.run.path / CHECKPOINTS}"
+        remedy = "move that checkpoint away to resume from an older one, or give --run a new folder"
+        if state is None:
+            raise InputError(f"{where} has metadata that no run writes: {remedy}")
+        if (run_id := self.run.id) and state.run_id not in ("", run_id):
+            raise InputError(f"{where} is another run's (id {state.run_id}; config.json has {run_id}): {remedy}")
+        if difference := self.run.describe_other_settings(step, state.settings):
+            raise InputError(
+                f"{where} has other settings than config.json: {difference}; put config.json back as it was, or {remedy}"
+            )
 
     def fit(self) -> None:
         """Train from the state that `restore` has left to the end, or until a signal asks to stop.
@@ -353,6 +358,7 @@ class Loop:
         if self.engine.is_main and (gone := folder_gone_error(self.run.path)):
             raise gone
         self.state.run_id, self.state.seconds = self.run.id, self.run.seconds
+        self.state.settings = self.run.settings
         self.state.num_records = self.run.count_records(self.done, is_evaluated=self.state.is_evaluated)
         # A copy: the engine may write it after the state has changed.
         self.engine.save_checkpoint(self.done, deepcopy(self.state))

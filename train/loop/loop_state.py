@@ -27,6 +27,7 @@ KEYS = FIRST_KEYS | {
     "num_records": "records",
     "evaluations_since_best": "since_best",
     "skipped_in_a_row": "skipped_in_a_row",
+    "settings": "config",
 }
 
 
@@ -57,6 +58,7 @@ class LoopState:
     run_id: id of the run; "": not known.
     seconds: the time that the run has taken, in all its parts.
     num_records: number of records in metrics.jsonl up to this step.
+    settings: see `train.loop.run_folder.RunFolder.settings`; {}: not known.
     """
 
     scores: Scores = field(default_factory=Scores)
@@ -72,6 +74,7 @@ class LoopState:
     run_id: str = ""
     seconds: float = 0.0
     num_records: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON object; metrics may be NaN."""
@@ -113,6 +116,8 @@ class LoopState:
                 type(each) is int
                 for each in (self.skipped, self.skipped_in_a_row, self.num_records, self.evaluations_since_best)
             )
+            and isinstance(self.settings, dict)
+            and isinstance(self.settings.get("lineage", []), list)
             and type(self.is_evaluated) is bool
             and isinstance(self.run_id, str)
             and type(self.seconds) in (int, float)

@@ -140,8 +140,16 @@ def has_checkpoints(path: Path) -> bool:
     return bool(_checkpoint_steps(path))
 
 
+def checkpoints_folder(path: Path) -> Path:
+    """Return the folder of a run's checkpoints, without links or "..".
+
+    A checkpoint that is being replaced is beside the folder, not beside a link to it; and tensorstore refuses "..".
+    """
+    return (path / CHECKPOINTS).resolve()
+
+
 def _checkpoint_steps(path: Path) -> set[int]:
     """Return the steps of the complete checkpoints of a run, under their names or set aside while another replaced them."""
-    checkpoints = path / CHECKPOINTS
+    checkpoints = checkpoints_folder(path)
     folders = [folder for folder in (checkpoints, replaced_folder(checkpoints)) if folder.is_dir()]
     return {int(each.name) for folder in folders for each in folder.iterdir() if each.name.isdecimal()}

@@ -27,7 +27,7 @@ from train.loop.loop import Diverged, Loop
 from train.loop.progress import ProgressDisplay
 from train.loop.request import Request
 from train.loop.run_folder import RunFolder
-from train.loop.saved_run import CHECKPOINTS, extended_lineage, saved_model_config
+from train.loop.saved_run import checkpoints_folder, extended_lineage, saved_model_config
 from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
 from train.loop.teacher import Teacher
@@ -171,7 +171,7 @@ def _make_engine(prepared: PreparedRun, make_engine: EngineFactory, path: Path) 
         task=prepared.task,
         learning_rate=lambda step: schedule.learning_rate(recipe, step),
         initial_weights=prepared.weights,
-        folder=(path / CHECKPOINTS).resolve(),  # tensorstore refuses ".."
+        folder=checkpoints_folder(path),
         metadata={
             "labels": source.classes if has_labels else None,
             "preprocessing": held_out_preprocessing(config, recipe.augment),

@@ -10,7 +10,6 @@ No file is a pickle, so reading a checkpoint runs no code.
 
 import json
 import os
-import shutil
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from parity.checkpoints.containers import safetensors, zarr
 from parity.checkpoints.containers.budget import Budget
-from train.loop.checkpoint_folder import MARKERS, CheckpointFolder
+from train.loop.checkpoint_folder import MARKERS, CheckpointFolder, JSONCheck, remove_checkpoint
 from train.loop.process import lost_process_error
 from train.torch.runtime import is_of_lost_process
 from train.torch.sharding import local
@@ -77,7 +76,7 @@ class CheckpointStore:
             try:
                 self._folder.settle_replaced()
                 for unfinished in folder.glob(f"*{PARTIAL}"):
-                    shutil.rmtree(unfinished)
+                    remove_checkpoint(unfinished)
             except OSError as error:
                 raise self._folder.write_error(error) from error
         self._gather(None)  # no process lists the checkpoints before
@@ -120,7 +119,7 @@ class CheckpointStore:
         final = self._folder.path / str(step)
         partial = final.with_name(f"{step}{PARTIAL}")
         if self._process == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_checkpoint(partial, ignore_errors=True)
         self._gather(None)  # no process makes the folder before
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
         save(dict(snapshot.tensors), storage_writer=writer, process_group=self._group)
@@ -162,7 +161,7 @@ class CheckpointStore:
             if step not in kept:
                 removed = self._folder.path / f"{step}{PARTIAL}"
                 (self._folder.path / str(step)).rename(removed)
-                shutil.rmtree(removed)
+                remove_checkpoint(removed)
 
     def _read_rank(self, step: int) -> float | None:
         try:
@@ -171,18 +170,21 @@ class CheckpointStore:
             return None
         return rank if isinstance(rank, float | int) else None
 
-    def restore_newest(self, target: Snapshot) -> tuple[int, Snapshot, dict[str, Any]] | None:
+    def restore_newest(
+        self, target: Snapshot, check: JSONCheck | None = None
+    ) -> tuple[int, Snapshot, dict[str, Any]] | None:
         """Return step, snapshot and loop state of the newest checkpoint that can be read, or None.
 
         Damaged checkpoints are moved to the folder `checkpoints-damaged` once an older one has been read.
 
         target: a snapshot of the engine; the checkpoint has tensors of the same names, dtypes and shapes.
+        check: called with the step and the loop state of a checkpoint before its tensors are read.
 
         Raises:
             InputError: the newest checkpoint is of a newer version of this package, or cannot be read for a reason other
-                than its content; or all are damaged, so that the run would overwrite them.
+                than its content; or all are damaged, so that the run would overwrite them; or `check` raises it.
         """
-        newest = self._folder.read_newest(self._folder.steps(), lambda step: self._read(step, target))
+        newest = self._folder.read_newest(self._folder.steps(), lambda step: self._read(step, target, check))
         if newest is None:
             return None
         step, restored, damaged = newest
@@ -190,19 +192,24 @@ class CheckpointStore:
             self._folder.move_aside(damaged)
         return step, *restored
 
-    def restore(self, step: int, target: Snapshot) -> tuple[int, Snapshot, dict[str, Any]] | None:
+    def restore(
+        self, step: int, target: Snapshot, check: JSONCheck | None = None
+    ) -> tuple[int, Snapshot, dict[str, Any]] | None:
         """Return what `restore_newest` returns, of the checkpoint of a step; None if it is missing or damaged.
 
         Raises:
-            InputError: it is of a newer version of this package, or cannot be read for a reason other than its content.
+            InputError: it is of a newer version of this package, or cannot be read for a reason other than its content; or
+                `check` raises it.
         """
         self._wait()
         if step not in self._folder.steps():
             return None
-        restored, _ = self._read(step, target)
+        restored, _ = self._read(step, target, check)
         return None if restored is None else (step, *restored)
 
-    def _read(self, step: int, target: Snapshot) -> tuple[tuple[Snapshot, dict[str, Any]] | None, str]:
+    def _read(
+        self, step: int, target: Snapshot, check: JSONCheck | None
+    ) -> tuple[tuple[Snapshot, dict[str, Any]] | None, str]:
         """Return snapshot and loop state of a checkpoint; or None, and why it is damaged."""
         path = self._folder.path / str(step)
         try:
@@ -210,6 +217,8 @@ class CheckpointStore:
             self._folder.check_version(step, content["version"], VERSION)
             if content["step"] != step:  # a copy under another name
                 raise ValueError(f"its content is that of step {content['step']}")
+            if check is not None:
+                check(step, content["loop"])
             _check_content(content, target)
             _check_files(path, content["checksums"], self._process, self._count)
             reason = ""

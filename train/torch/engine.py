@@ -16,7 +16,7 @@ from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
 from train.loop import heartbeat
 from train.loop.checkpoint_folder import checkpoint_rank
-from train.loop.engine import EvalOutput, RestoredCheckpoint
+from train.loop.engine import CheckpointCheck, EvalOutput, RestoredCheckpoint
 from train.loop.loop_state import LoopState
 from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
 from train.loop.peak_flops import peak_flops
@@ -293,10 +293,21 @@ class TorchEngine:
         rank = checkpoint_rank(self._task, loop_state)
         self._checkpoint_store.save(step, self._snapshot(), loop_state.to_json(), rank=rank)
 
-    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
-        """Restore the newest readable checkpoint, or that of `step`; return its step and the loop's state, or None."""
+    def restore_checkpoint(
+        self, step: int | None = None, *, check: CheckpointCheck | None = None
+    ) -> RestoredCheckpoint | None:
+        """Restore the newest readable checkpoint, or that of `step`; return its step and the loop's state, or None.
+
+        check: see `train.loop.engine.Engine`.
+        """
+
+        def parse(loop_state: Any) -> LoopState | None:
+            return LoopState.from_json(loop_state, PRIMARY_METRIC[self._task])
+
+        check_json = None if check is None else lambda step, loop_state: check(step, parse(loop_state))
         store, target = self._checkpoint_store, self._snapshot()
-        if (restored := store.restore_newest(target) if step is None else store.restore(step, target)) is None:
+        restored = store.restore_newest(target, check_json) if step is None else store.restore(step, target, check_json)
+        if restored is None:
             return None
         step, snapshot, saved_state = restored
         with torch.no_grad():
@@ -307,7 +318,7 @@ class TorchEngine:
         numbers = snapshot.numbers
         self._optimizer.updates.fill_(numbers["updates"])
         self.state = self.state._replace(step=step, sound=torch.full_like(self.state.sound, numbers["sound"]))
-        return RestoredCheckpoint(step, LoopState.from_json(saved_state, PRIMARY_METRIC[self._task]))
+        return RestoredCheckpoint(step, parse(saved_state))
 
     def _tensors(self) -> dict[str, tuple[Placement, Tensor]]:
         """Return the tensors of the training state by names that begin with those of the parts.

@@ -275,6 +275,8 @@ class LAMB(_ByDirections):
     def _replace_by_directions(self, grads: list[Tensor]) -> None:
         _adam(self.moments["mean"], self.moments["square"], grads, self.settings, self.updates)
         decaying = [n for n, each in enumerate(self._trained) if each.named.parameter.row.decays]
+        if not decaying:  # torch's functions refuse empty lists
+            return
         updates = [grads[n] for n in decaying]
         torch._foreach_add_(updates, [self.params[n] for n in decaying], alpha=self.settings.weight_decay)
         a, b = self._norms(self.params), self._norms(grads)

@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import operator
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -29,7 +31,7 @@ from train.cli import main
 from train.data.batches import Batch
 from train.data.sources import open_dataset
 from train.loop.checkpoint_folder import CheckpointFolder, checkpoint_rank
-from train.loop.engine import Engine, EvalOutput, RestoredCheckpoint
+from train.loop.engine import CheckpointCheck, Engine, EvalOutput, RestoredCheckpoint
 from train.loop.loop import MAX_SKIPPED, METRICS_DELAY
 from train.loop.loop_state import LoopState, equal_metrics
 from train.loop.request import Request
@@ -100,13 +102,18 @@ class FakeEngine:
         (folder / "new.json").write_text(json.dumps(loop_state.to_json()))
         (folder / "new.json").replace(folder / "state.json")
 
-    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
+    def restore_checkpoint(
+        self, step: int | None = None, *, check: CheckpointCheck | None = None
+    ) -> RestoredCheckpoint | None:
         steps = [int(path.name) for path in self.__folder.glob("*")]
         if not steps or step not in (None, *steps):
             return None
         self.__step = max(steps) if step is None else step
         saved = json.loads((self.__folder / str(self.__step) / "state.json").read_text())
-        return RestoredCheckpoint(self.__step, LoopState.from_json(saved, "accuracy"))
+        state = LoopState.from_json(saved, "accuracy")
+        if check is not None:
+            check(self.__step, state)
+        return RestoredCheckpoint(self.__step, state)
 
     def profile(self, folder: Path | None) -> None:
         raise AssertionError("no recipe of these tests profiles")
@@ -174,8 +181,8 @@ class Declining(FakeEngine):
         self.step_number += 1
         return super().step(batch)
 
-    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
-        restored = super().restore_checkpoint(step)
+    def restore_checkpoint(self, step: int | None = None, **options: Any) -> RestoredCheckpoint | None:
+        restored = super().restore_checkpoint(step, **options)
         self.step_number = restored[0] if restored else 0
         return restored
 
@@ -214,6 +221,18 @@ def test_a_run_that_has_stopped_early_stays_so_until_it_gets_more_patience(
     assert records(tmp_path / "run")[-1]["step"] == 7
     assert run_training(replace(recipe, patience=0), Declining) == 0
     assert re.search(r"finished +8 of 8 steps", capsys.readouterr().out)
+
+
+def test_a_run_that_has_stopped_early_resumes_with_another_recipe(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    flags = ["--model.changes", "depth=1", "width=16", "mlp_dim=16", "--epochs", "8steps", "--eval-every", "1steps"]
+    assert command(*SMALL, *flags, "--patience", "2", "--run", run, make_engine=Declining) == 0
+    assert records(run)[-1]["step"] == 4
+    assert command("--resume", run, "--optimizer.lr", "1e-5", make_engine=Declining) == 0
+    assert records(run)[-1]["step"] == 6  # two more evaluations
+    for flag in ("--run", "--resume"):  # without a change
+        assert command(flag, run, make_engine=Declining) == 0
+        assert records(run)[-1]["step"] == 6
 
 
 def test_the_last_evaluation_is_no_early_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -428,8 +447,8 @@ def test_a_run_that_resumes_counts_the_steps_skipped_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Resuming(Broken):
-        def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
-            restored = super().restore_checkpoint(step)
+        def restore_checkpoint(self, step: int | None = None, **options: Any) -> RestoredCheckpoint | None:
+            restored = super().restore_checkpoint(step, **options)
             self.num_steps = restored.step if restored else 0
             return restored
 
@@ -611,6 +630,8 @@ def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys
         (["--resume", "{run}", "--ema", "0.9"], "; --init {run} starts a new run from its weights"),
         (["--resume", "{run}", "--model.changes", "depth=2"], "its recipe.model.changes lacks 'depth=2'; give the same"),
         (["--resume", "{run}", "--optimizer.name", "sgd"], "its recipe.optimizer.name is adamw, and here it is sgd"),
+        (["--resume", "{run}", "--optimizer.beta1", "0.5"], "its recipe.optimizer.beta1 is 0.9, and here it is 0.5"),
+        (["--resume", "{run}", "--optimizer.beta2", "0.5"], "its recipe.optimizer.beta2 is 0.999, and here it is 0.5"),
         (["--resume", "{run}", "--seed", "1"], "its recipe.seed is 0"),
         (["--resume", "{run}", "--augment.share", "0.9"], "its recipe.augment.share is"),
         (["--run", "{run}", "--epochs", "8steps"], "; --resume {run} accepts this change"),
@@ -704,10 +725,10 @@ class Damaged(Recording):
         super().__init__(*arguments, **options)
         self.folder = options["folder"]
 
-    def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
+    def restore_checkpoint(self, step: int | None = None, **options: Any) -> RestoredCheckpoint | None:
         if step is None:
             shutil.rmtree(max(self.folder.iterdir(), key=lambda path: int(path.name)))
-        return super().restore_checkpoint(step)
+        return super().restore_checkpoint(step, **options)
 
 
 def test_a_change_begins_at_the_checkpoint_before_a_damaged_one(
@@ -776,13 +797,81 @@ def test_a_config_that_is_no_json_is_refused_in_a_line(
 def test_a_run_without_clipping_resumes(tmp_path: Path) -> None:
     run = tmp_path / "unclipped"
     assert command(*SMALL, "--optimizer.clip", "inf", "--run", run) == 0
-    saved = config_of(run)
-    assert saved["recipe"]["optimizer"]["clip"] == "inf"
+    assert config_of(run)["recipe"]["optimizer"]["clip"] == "inf"
     assert command("--resume", run, "--epochs", "6steps") == 0
-    saved["recipe"]["optimizer"]["clip"] = math.inf  # as older versions wrote it
-    (run / "config.json").write_text(json.dumps(saved))
+    edit_config(run, {"recipe.optimizer.clip": math.inf})  # as older versions wrote it
     assert command("--resume", run, "--epochs", "6steps") == 0
     assert list(config_of(run)["lineage"][0]["changes"]) == ["epochs"]
+
+
+def edit_config(run: Path, changes: dict[str, Any]) -> None:
+    """Change fields of config.json, given their dotted names."""
+    config = config_of(run)
+    for name, value in changes.items():
+        *parts, leaf = name.split(".")
+        reduce(operator.getitem, parts, config)[leaf] = value
+    (run / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"recipe.optimizer.name": "lamb"}, "its recipe.optimizer.name is adamw, and here it is lamb"),
+        ({"recipe.seed": 4}, "its recipe.seed is 0, and here it is 4"),
+        ({"lineage": [{"step": 2, "changes": {"dtype": ["bfloat16", "float32"]}}]}, "its lineage is [], and here it is [{"),
+    ],
+)
+def test_a_config_that_was_edited_after_its_checkpoint_is_refused(
+    change: dict[str, Any], message: str, small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_config(small_run, change)
+    before = {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()}
+    for flags in (["--run", small_run], ["--resume", small_run, "--epochs", "8steps"]):
+        assert command(*flags) == 2
+        printed = capsys.readouterr().err
+        where = f"the checkpoint of step 4 in {small_run / 'checkpoints'} has other settings than config.json: {message}"
+        assert where in printed and "put config.json back as it was, or move that checkpoint away" in printed
+    assert {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_and_a_config_from_before_and_after_a_change_are_refused(
+    small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, fork = config_of(small_run), small_run.parent / "fork"
+    shutil.copytree(small_run, fork)
+    assert command("--resume", fork, "--epochs", "6steps", "--optimizer.lr", "0.25") == 0
+    shutil.copytree(fork / "checkpoints" / "6", small_run / "checkpoints" / "6")
+    (fork / "config.json").write_text(json.dumps(before))
+    for path in (fork, small_run):
+        assert command("--resume", path, "--epochs", "8steps", "--optimizer.lr", "0.5") == 2
+        printed = capsys.readouterr().err
+        assert "of step 6" in printed and "its recipe.optimizer.lr is 0.25, and here it is 0.0" in printed
+        assert "and recipe.epochs, lineage differ too" in printed
+
+
+def test_a_run_resumes_from_the_checkpoint_before_a_change(small_run: Path) -> None:
+    """A process that ends before it saves a checkpoint leaves a config.json with changes that no checkpoint has."""
+
+    class Ending(FakeEngine):
+        def step(self, batch: Batch) -> Mapping[str, float]:
+            raise InputError("ends before its first step")
+
+    for epochs in ("6steps", "8steps"):
+        assert command("--resume", small_run, "--epochs", epochs, make_engine=Ending) == 2
+    assert [each["step"] for each in config_of(small_run)["lineage"]] == [4, 4]
+    assert command("--run", small_run) == 0
+    assert command("--run", small_run, "--workers", "1", "--keep", "3") == 0
+    assert command("--resume", small_run, "--epochs", "9steps") == 0
+    assert records(small_run)[-1]["step"] == 9
+
+
+def test_a_checkpoint_of_a_version_that_recorded_no_settings_is_resumed(small_run: Path) -> None:
+    path = small_run / "checkpoints" / "4" / "state.json"
+    state = json.loads(path.read_text())
+    del state["config"]
+    path.write_text(json.dumps(state))
+    edit_config(small_run, {"recipe.seed": 4})
+    assert command("--resume", small_run, "--epochs", "6steps") == 0
 
 
 @pytest.mark.parametrize(
@@ -799,6 +888,7 @@ def test_a_run_without_clipping_resumes(tmp_path: Path) -> None:
         {"window": None},
         {"unread": [1]},
         {"best_files": {"best.safetensors": {"step": 1}}},
+        {"config": {"lineage": 1}},
     ],
 )
 def test_a_loop_state_that_no_run_writes_is_refused(
@@ -836,7 +926,7 @@ def test_checkpoints_keep_their_keys_and_those_of_older_versions_are_read() -> N
         "seconds": 1.5,
     }
     added = {"run": "", "last_raw": {}, "best_raw": {}, "since_best": 0, "best_files": {}, "records": 0}
-    added["skipped_in_a_row"] = 0
+    added |= {"skipped_in_a_row": 0, "config": {}}
     state = LoopState.from_json(first_version, "accuracy")
     assert state is not None and state.to_json() == first_version | added
     newest = first_version | {
@@ -847,6 +937,7 @@ def test_checkpoints_keep_their_keys_and_those_of_older_versions_are_read() -> N
         "best_files": {"best.safetensors": RECORDED},
         "records": 9,
         "skipped_in_a_row": 2,
+        "config": {"recipe": {"epochs": 3}, "lineage": []},
     }
     state = LoopState.from_json(newest, "accuracy")
     assert state is not None and state.to_json() == newest
@@ -854,7 +945,7 @@ def test_checkpoints_keep_their_keys_and_those_of_older_versions_are_read() -> N
 
 def test_a_run_that_cannot_resume_keeps_its_recipe(small_run: Path) -> None:
     class Refusing(FakeEngine):
-        def restore_checkpoint(self, step: int | None = None) -> RestoredCheckpoint | None:
+        def restore_checkpoint(self, step: int | None = None, **options: Any) -> RestoredCheckpoint | None:
             raise InputError("the checkpoints are those of another trainer")
 
     saved = config_of(small_run)
@@ -950,7 +1041,7 @@ def test_a_write_that_fails_in_a_run_whose_folder_is_there_gives_the_reason(tmp_
         with convert_write_errors(tmp_path / "metrics.jsonl", tmp_path):
             raise missing
     error = CheckpointFolder(tmp_path / "checkpoints", "train.torch").write_error(missing)
-    assert "checkpoints (No such file or directory): make room there" in str(error)
+    assert "checkpoints (No such file or directory): correct that, then" in str(error)
 
 
 def test_a_full_disk_at_the_first_file_of_a_run_is_not_a_folder_that_is_gone(tmp_path: Path) -> None:

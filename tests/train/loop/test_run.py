@@ -257,6 +257,21 @@ def test_a_run_resumes_through_a_path_with_parent_folders(
     assert "resuming from step 22 of 22" in capsys.readouterr().out
 
 
+@torch_only
+def test_a_run_resumes_from_a_replaced_checkpoint_beside_the_folder_that_checkpoints_links_to(
+    trainer: Any, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, elsewhere = tmp_path / "run", tmp_path / "disk" / "states"
+    shutil.copytree(run, copy)
+    elsewhere.parent.mkdir()
+    (copy / "checkpoints").rename(elsewhere.with_name("states-replaced"))
+    elsewhere.mkdir()
+    (copy / "checkpoints").symlink_to(elsewhere)
+    assert run_training(replace(RECIPE, run=str(copy)), trainer) == 0
+    assert "resuming from step 22 of 22" in capsys.readouterr().out
+    assert {path.name for path in elsewhere.iterdir()} == {"11", "22"}
+
+
 def test_a_finished_run_can_be_started_again_without_a_change(trainer: Any, run: Path) -> None:
     before = records(run)
     assert run_training(replace(RECIPE, run=str(run)), trainer) == 0
@@ -770,6 +785,19 @@ def test_a_checkpoint_of_another_run_is_refused(trainer: Any, run: Path, tmp_pat
     assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
 
 
+def test_a_checkpoint_of_another_optimizer_than_that_of_the_config_is_refused_before_its_arrays_are_read(
+    trainer: Any, run: Path, tmp_path: Path
+) -> None:
+    copy, recipe = tmp_path / "run", replace(RECIPE, run=str(tmp_path / "run"), optimizer=Optimizer(name="sgd", lr=3e-3))
+    shutil.copytree(run, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["recipe"]["optimizer"]["name"] = "sgd"
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"step 22 .* its recipe\.optimizer\.name is adamw, and here it is sgd; put"):
+        run_training(recipe, trainer)
+    assert {path.name for path in (copy / "checkpoints").iterdir()} == {"11", "22"}
+
+
 def put_pipe(state: Path) -> None:
     (state / "manifest.ocdbt").unlink()
     os.mkfifo(state / "manifest.ocdbt")
@@ -811,9 +839,8 @@ def test_a_loop_state_that_no_run_writes_is_refused(trainer: Any, run: Path, mon
     store = sys.modules[trainer.__module__].CheckpointStore
     restore_newest = store.restore_newest
 
-    def restore_other(self: Any, target: Any) -> Any:
-        step, state, _, *others = restore_newest(self, target)
-        return step, state, {"skipped": "0"}, *others
+    def restore_other(self: Any, target: Any, check: Any) -> Any:
+        return restore_newest(self, target, lambda step, _: check(step, {"skipped": "0"}))
 
     monkeypatch.setattr(store, "restore_newest", restore_other)
     with pytest.raises(InputError, match=r"the checkpoint of step 22 in .* has metadata that no run writes"):
@@ -959,7 +986,7 @@ def test_a_checkpoint_of_a_newer_version_is_refused_and_not_moved_away(
     with pytest.raises(Killed):
         run_training(recipe, engine_that_dies_after(10, finishes_writing=True))
     monkeypatch.undo()
-    with pytest.raises(InputError, match=r"of step 7 .* has version 7, and this package reads versions up to 3: update"):
+    with pytest.raises(InputError, match=r"of step 7 .* has version 7, and this package reads versions up to 4: update"):
         run_training(recipe)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["7"]
 

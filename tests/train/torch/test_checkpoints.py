@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,24 @@ def test_the_newest_checkpoints_and_the_earliest_best_stay(ranks: Any, best: int
         store.save(step, snapshot(step), LOOP, rank=rank)
     store.close()
     assert {path.name for path in (tmp_path / "c").iterdir()} == {str(best), "4"}
+
+
+def test_checkpoints_that_are_links_are_removed_as_links(tmp_path: Path) -> None:
+    """Old ones, a replaced one, and one whose removal a kill has cut short."""
+    saved(tmp_path / "c", 1, 2, 3)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "c-replaced").mkdir()
+    for name, link in {"1": "c/1", "2": "c/2.partial", "3": "c-replaced/3"}.items():
+        shutil.copytree(tmp_path / "c" / name, tmp_path / "disk" / name)
+        if name != "3":
+            shutil.rmtree(tmp_path / "c" / name)
+        (tmp_path / link).symlink_to(tmp_path / "disk" / name)
+    store = CheckpointStore(tmp_path / "c", keep=1)
+    store.save(4, snapshot(4), LOOP, rank=None)
+    store.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"c", "disk"}
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {"4"}
+    assert all((tmp_path / "disk" / name / "checkpoint.json").exists() for name in "123")
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"clip": 1e-2, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
     {"layer_decay": 0.7},
     {"freeze": ("patch_embed.*", "blocks.[01].*", "*.bias")},
+    {"freeze": ("*.weight", "cls_token", "pos_embed")},
 ]
 MODELS: dict[str, dict[str, Any]] = {
     "gates and pooling": {
@@ -112,7 +113,9 @@ def run_both(
         yield *of_torch, *of_jax
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["defaults", "no-decay-no-momentum", "clipped", "layer-decay", "frozen"])
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=["defaults", "no-decay-no-momentum", "clipped", "layer-decay", "frozen", "biases"]
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_agrees_with_that_of_jax_to_rounding(name: Any, options: dict[str, Any]) -> None:
     settings = Optimizer(name=name, **options)
