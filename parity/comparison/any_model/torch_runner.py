@@ -158,7 +158,8 @@ class TorchRunner:
         return [cast_tensor(torch.tensor(x), dtype) for x in self._inputs]
 
     def _permuted(self, tensors: Sequence[Any]) -> list[Any]:
-        return [permute(tensor, self._axes[0], n, f"input {n}") for n, tensor in enumerate(tensors)]
+        # Contiguous, as users have them: PyTorch's kernels for channels last, which a view selects, are less accurate.
+        return [permute(tensor, self._axes[0], n, f"input {n}").contiguous() for n, tensor in enumerate(tensors)]
 
     def _named(self, returned: Any, names: Mapping[str, str]) -> dict[str, Any]:
         """Return the outputs with the names and the order of axes of Flax's."""
