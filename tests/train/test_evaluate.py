@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -608,6 +609,31 @@ def test_outputs_are_matched_with_classes_by_name(named: Path, evaluate: Main, t
     images = np.stack([np.asarray(Image.open(row["image"]))[..., None] for row in rows])
     expected = load_predictor(loaded.checkpoint, "torch").predict(images).argmax(1)
     assert [row["predicted"] for row in rows] == [("quince", "apple", "fig")[i] for i in expected]
+
+
+@pytest.mark.parametrize("method", ["head", "linear"])
+def test_classes_of_the_same_name_are_scored_each(method: str, evaluate: Main, tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    names, classes, pngs = ["crane", "heron", "crane"], [0, 1, 2, 2] * 5, []
+    for pixels in np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8):
+        Image.fromarray(pixels).save(png := BytesIO(), "PNG")
+        pngs.append(png.getvalue())
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    for split in ("train", "test"):
+        table = pa.table({"image": pngs, "label": classes}).replace_schema_metadata(metadata)
+        pq.write_table(table, tmp_path / f"{split}-00000-of-00001.parquet")
+    weights = replace(reproducible_init.weights(CONFIG.replace(num_classes=3), 0), labels=tuple(names))
+    write(weights, tmp_path / "weights.safetensors", "jax")
+    report = ["--out", tmp_path / "out"] if method == "head" else []
+    [found] = evaluate(tmp_path / "weights.safetensors", "--data", f"parquet:{tmp_path}", "--method", method, *report)
+    unique = ["crane", "heron", "crane (2)"]
+    assert {name: of["images"] for name, of in found["each"].items()} == dict(zip(unique, (5, 5, 10), strict=True))
+    if report:
+        for name in ("classes.csv", "confusion.csv"):
+            header, *rows = csv.reader((tmp_path / "out" / name).read_text().splitlines())
+            assert [row[0] for row in rows] == unique
+        assert header[1:] == unique
 
 
 def test_predict_and_evaluate_give_every_image_the_same_class(

@@ -72,7 +72,8 @@ def score(
     all images have it, r2 if the targets are equal, and spearman if the targets or the outputs are equal.  A label is
     predicted if its probability is above 0.5.
 
-    outputs: (N, C) logits or values.    targets: see `train.data.targets.targets_for_task`.    names: (C,) of the outputs.
+    outputs: (N, C) logits or values.    targets: see `train.data.targets.targets_for_task`.
+    names: (C,) of the outputs; they all differ, see `train.loop.class_names.unique_names`.
     resamples: 0 for no intervals.    seed: seed of the resamples.
     """
     x, y = np.asarray(outputs, np.float64), np.asarray(targets)

@@ -1,4 +1,4 @@
-"""The outputs of a classifier that belong to the classes, labels or values of a data set, by their names."""
+"""Names of classes, labels or values: the outputs of a classifier that they belong to, and names that differ."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -42,3 +42,19 @@ def match_outputs(
         raise InputError(f"{twice[0]!r} names several {task}, so {model} cannot be matched by names")
     index = {label: i for i, label in enumerate(labels)}
     return np.array([index[name] for name in names])
+
+
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names that all differ: a repeated one has its number behind it, as in "crane", "crane (2)".
+
+    A number whose name another class has is left out.
+    """
+    taken, seen, unique = set(names), Counter[str](), list[str]()
+    for name in names:
+        seen[name] += 1
+        new = name
+        while seen[name] > 1 and (new := f"{name} ({seen[name]})") in taken:
+            seen[name] += 1
+        taken.add(new)
+        unique.append(new)
+    return tuple(unique)
