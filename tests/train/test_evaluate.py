@@ -496,6 +496,25 @@ def test_data_that_have_changed_are_scored_only_on_request(
     assert result["held_out"] == 15 and "images that it was trained on may be among the held-out ones" in warning
 
 
+def test_files_that_a_run_was_trained_on_are_found_among_other_data(
+    recorded: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, images = recorded
+    add_images(images, range(20, 26))
+    moved = images.rename(images.parent / "moved")
+    (moved / "fig/1.png").write_bytes((moved / "fig/2.png").read_bytes())
+    result, warning = knn(capsys, run, "--data", f"folder:{moved}")
+    assert result["held_out"] == 9 and warning == (
+        f"warning: 29 files of folder:{moved} are among the data that {run} was trained on: "
+        "images that it was trained on may be among the held-out ones\n"
+    )
+    add_images(moved / "test", range(1, 11))  # a split of its own, of other images under the same names
+    (moved / "train").mkdir()
+    for name in CLASS_NAMES:
+        (moved / name).rename(moved / "train" / name)
+    assert knn(capsys, run, "--data", f"folder:{moved}")[1] == ""
+
+
 def test_other_data_than_those_of_the_run_have_their_own_held_out_images(
     recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
