@@ -302,12 +302,34 @@ def all_names(spec: str) -> list[str]:
 
 
 def test_links_to_folders_are_followed_inside_a_class_and_as_a_class(photos: Path, tmp_path_factory: Any) -> None:
-    more = tmp_path_factory.mktemp("more")
-    random_image().save(more / "x.png")
-    (photos / "ant" / "more").symlink_to(more)
-    (photos / "dog").symlink_to(more)
+    for link in (photos / "ant" / "more", photos / "dog"):
+        target = photos / ".hidden" if link.name == "dog" else tmp_path_factory.mktemp("more")
+        target.mkdir(exist_ok=True)
+        random_image().save(target / "x.png")
+        link.symlink_to(target)
     names = all_names(f"folder:{photos}")
     assert {str(photos / "ant" / "more" / "x.png"), str(photos / "dog" / "x.png")} <= {*names} and len(names) == 14
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        *[("train/dog", "train/ant"), ("train/bee/more", "train/ant/deep"), ("train/ant/a", "train/ant/deep")],
+        *[("val", "train"), ("val/bee", "train/bee"), ("val/ant/more", "train/bee"), ("test", "val")],
+    ],
+)
+@pytest.mark.parametrize("train", ["folder", "link"])
+def test_a_link_to_images_of_the_data_is_refused(photos: Path, link: str, target: str, train: str) -> None:
+    spec = copy_into_splits(photos, train="ant bee", val="ant bee")
+    (photos / "set/train/ant/deep").mkdir()
+    if train == "link":
+        (photos / "set/train").rename(photos / "disk")
+        (photos / "set/train").symlink_to(photos / "disk")
+    path = photos / "set" / link
+    shutil.rmtree(path, ignore_errors=True)
+    path.symlink_to(photos / "set" / target)
+    refusal = error_message(spec)
+    assert f"{path} leads to {os.path.realpath(path)}, which is read already: remove the link" in refusal
 
 
 @pytest.mark.parametrize("target", ["ant", "ant/deep", ".", "elsewhere"])
@@ -489,8 +511,8 @@ def test_splits_without_class_folders_are_not_taken_for_classes(photos: Path) ->
 
 @requires_data("imagenet_sample")
 def test_a_hundred_photographs_of_imagenet_are_read_by_their_classes(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        (tmp_path / split).symlink_to(DATA / "imagenet_sample")
+    (tmp_path / "train").symlink_to(DATA / "imagenet_sample")
+    shutil.copytree(DATA / "imagenet_sample", tmp_path / "val")
     source = open_dataset(f"folder:{tmp_path}")
     assert len(source.classes) == 100 and source.classes[0] == "n01440764"
     assert "n01440764_tench" in source.train.names[0] and source.train.read(0).size == (500, 375)
