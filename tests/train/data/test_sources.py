@@ -433,6 +433,13 @@ def test_two_folders_for_one_split_are_refused(photos: Path) -> None:
     assert "has two folders for test, Test and testing" in error_message(spec)
 
 
+@pytest.mark.parametrize(("held_out", "end"), [(None, "; validation and dev not used"), ("test", "in train")])
+def test_validation_splits_beside_the_held_out_one_are_named(photos: Path, held_out: str | None, end: str) -> None:
+    spec = copy_into_splits(photos, **dict.fromkeys(("train", "val", "validation", "dev", "test"), "ant bee"))
+    [note] = [note for note in open_dataset(spec, held_out).notes if note.startswith("held out: ")]
+    assert note.endswith(end)
+
+
 def test_a_folder_of_images_beside_splits_is_refused(photos: Path) -> None:
     spec = copy_into_splits(photos, train="ant bee", val="ant bee")
     shutil.copytree(photos / "cat", photos / "set" / "unsorted")
