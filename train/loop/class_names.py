@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from train.recipes import Task
 from vit_spec import InputError
+from vit_spec.printable import is_in_other_form
 
 SINGULAR: dict[Task, str] = {"classes": "class", "labels": "label", "values": "value"}
 
@@ -37,7 +38,8 @@ def match_outputs(
         return np.arange(len(names))
     times, wanted = Counter(labels), Counter(names)
     if missing := [name for name in names if name not in times]:
-        raise InputError(f"the data has the {SINGULAR[task]} {missing[0]!r}, which {model} does not have")
+        has_not = "has in another Unicode form (rename it)" if is_in_other_form(missing[0], labels) else "does not have"
+        raise InputError(f"the data has the {SINGULAR[task]} {missing[0]!r}, which {model} {has_not}")
     if twice := [name for name in names if times[name] > 1 or wanted[name] > 1]:
         raise InputError(f"{twice[0]!r} names several {task}, so {model} cannot be matched by names")
     index = {label: i for i, label in enumerate(labels)}

@@ -413,6 +413,13 @@ def test_a_class_folder_that_only_the_held_out_split_has_is_named(photos: Path) 
     assert f"{photos / 'set' / 'val' / 'bee'} has no counterpart" in error_message(spec)
 
 
+def test_a_class_folder_in_another_unicode_form_is_named_as_such(photos: Path) -> None:
+    spec = copy_into_splits(photos, train="ant bee", val="ant bee")
+    for split, name in (("train", "caf\u00e9"), ("val", "cafe\u0301")):
+        shutil.copytree(photos / "cat", photos / "set" / split / name)
+    assert f"has a name that {photos / 'set' / 'train'} has in another Unicode form" in error_message(spec)
+
+
 @pytest.mark.parametrize(("train", "held"), [("train", "Val"), ("Training", "Testing"), ("TRAIN", "dev")])
 def test_split_names_are_recognised_in_any_case(photos: Path, train: str, held: str) -> None:
     source = open_dataset(copy_into_splits(photos, **{train: "ant bee", held: "ant bee"}))

@@ -23,6 +23,7 @@ from train.data.sources.examples import UNSPLIT, DatasetSplits, Examples, ImageF
 from train.data.sources.files import follow_link, walk_files
 from train.data.sources.splitting import SPLIT_NAMES, canonical_split, split_words
 from vit_spec import InputError, nearest
+from vit_spec.printable import is_in_other_form
 
 _OR_A_SHARE = "or hold out a share of the training images, --held-out 0.2"
 
@@ -123,6 +124,11 @@ def _follow_if_link(folder: Path, entered: set[str]) -> None:
 def _load_other_split(path: Path, base: Path, classes: tuple[str, ...], entered: set[str]) -> Examples:
     """Return the images of another split, with the class numbers of the training split.  entered: see `follow_link`."""
     if unknown := sorted(set(_subfolders(path)) - set(classes)):
+        if is_in_other_form(unknown[0], classes):
+            raise InputError(
+                f"{path / unknown[0]} has a name that {base} has in another Unicode form, such as é as two characters: "
+                "give both folders the same name"
+            )
         raise InputError(f"{path / unknown[0]} has no counterpart in {base}: both need the same classes, {_OR_A_SHARE}")
     examples, names = _load_class_folders(path, entered, f", {_OR_A_SHARE}")
     numbers = np.array([classes.index(name) for name in names], np.int64)
