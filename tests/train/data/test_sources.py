@@ -556,9 +556,10 @@ def test_an_unknown_option_names_the_nearest() -> None:
     assert "did you mean 'label'?" in error_message("parquet:x?lable=x")
 
 
-def test_a_folder_with_the_form_of_options_in_its_name_is_named(tmp_path: Path) -> None:
-    (tmp_path / "im b?x=1").mkdir()
-    assert "im b?x=1 exists, but its ? begins the options: rename it" in error_message(f"folder:{tmp_path}/im b?x=1")
+@pytest.mark.parametrize("name", ["im b?x=1", "im?test=0.5"])
+def test_a_folder_with_the_form_of_options_in_its_name_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    assert f"{name} exists, but its ? begins the options: rename it" in error_message(f"folder:{tmp_path}/{name}")
 
 
 def test_an_option_of_a_source_without_options_is_refused() -> None:
