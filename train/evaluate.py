@@ -52,7 +52,7 @@ def _parser() -> Parser:
         "(CLIP's protocol); few-shot: least squares on few images (big_vision); by default the one that --k or --shots is "
         "for; else head, if it predicts what the data has; else knn, or linear if the task is not classes"
     )
-    parser.add_argument("--method", choices=METHODS, nargs="+", help=text)
+    parser.add_argument("--method", choices=METHODS, nargs="+", metavar="METHOD", help=text)
     text = "numbers of neighbours for knn; by default those of 10 20 100 200 for which there are training images"
     parser.add_argument("--k", type=integer(1, "a number of neighbours"), nargs="+", metavar="N", help=text)
     text = "training images per class for few-shot; by default 1 5 10 25"

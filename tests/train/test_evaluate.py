@@ -574,6 +574,13 @@ def test_wrong_arguments_are_refused_before_an_image_is_read(
 # The head -------------------------------------------------------------------------------------------------------------
 
 
+def test_the_help_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+
+
 @pytest.mark.parametrize("twin", ["jax", "torch"])
 def test_the_head_is_evaluated_by_default_and_scores_its_own_outputs(
     run: Path, evaluate: Main, digits: Dataset, twin: str
