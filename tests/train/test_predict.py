@@ -396,6 +396,7 @@ def test_maps_that_cannot_be_written_leave_the_old_picture_and_are_named(
 ) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("torch")
+    import_module("train.loop.attention_maps")  # its bytecode would be cut short by the limit, and stay on the disk
     picture = run / "maps.png"
     picture.write_bytes(b"old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
