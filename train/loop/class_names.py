@@ -49,7 +49,7 @@ def match_outputs(
 def unique_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return names that all differ: a repeated one has its number behind it, as in "crane", "crane (2)".
 
-    A number whose name another class has is left out.
+    A number is skipped if another class has the name with that number.
     """
     taken, seen, unique = set(names), Counter[str](), list[str]()
     for name in names:
