@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from parity.commands.parser import Parser, integer, parse_seed
-from parity.commands.run_command import run_command
+from parity.commands.run_command import raise_on_ctrl_c, run_command
 from train.inference.arguments import add_arguments
 from train.inference.scores import RESAMPLES
 from train.inference.twins import check_packages
@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """Run the command line of this process, and exit with its status."""
+    raise_on_ctrl_c()
     keep_freed_memory()
     sys.exit(main())
 
@@ -52,7 +53,7 @@ def _parser() -> Parser:
         "(CLIP's protocol); few-shot: least squares on few images (big_vision); by default the one that --k or --shots is "
         "for; else head, if it predicts what the data has; else knn, or linear if the task is not classes"
     )
-    parser.add_argument("--method", choices=METHODS, nargs="+", help=text)
+    parser.add_argument("--method", choices=METHODS, nargs="+", metavar="METHOD", help=text)
     text = "numbers of neighbours for knn; by default those of 10 20 100 200 for which there are training images"
     parser.add_argument("--k", type=integer(1, "a number of neighbours"), nargs="+", metavar="N", help=text)
     text = "training images per class for few-shot; by default 1 5 10 25"

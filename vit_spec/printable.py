@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 MAX_MESSAGE_LENGTH = 8000  # characters; the middle of a longer message is omitted
 
@@ -46,6 +47,11 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def is_in_other_form(name: str, names: Iterable[str]) -> bool:
+    """Return whether one of other names looks the same, but has accents as characters of their own, or `name` has."""
+    return unicodedata.normalize("NFC", name) in {unicodedata.normalize("NFC", each) for each in names}
 
 
 def escape_surrogates(text: str) -> str:

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -495,6 +496,25 @@ def test_data_that_have_changed_are_scored_only_on_request(
     assert result["held_out"] == 15 and "images that it was trained on may be among the held-out ones" in warning
 
 
+def test_files_that_a_run_was_trained_on_are_found_among_other_data(
+    recorded: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, images = recorded
+    add_images(images, range(20, 26))
+    moved = images.rename(images.parent / "moved")
+    (moved / "fig/1.png").write_bytes((moved / "fig/2.png").read_bytes())
+    result, warning = knn(capsys, run, "--data", f"folder:{moved}")
+    assert result["held_out"] == 9 and warning == (
+        f"warning: 29 files of folder:{moved} are among the data that {run} was trained on: "
+        "images that it was trained on may be among the held-out ones\n"
+    )
+    add_images(moved / "test", range(1, 11))  # a split of its own, of other images under the same names
+    (moved / "train").mkdir()
+    for name in CLASS_NAMES:
+        (moved / name).rename(moved / "train" / name)
+    assert knn(capsys, run, "--data", f"folder:{moved}")[1] == ""
+
+
 def test_other_data_than_those_of_the_run_have_their_own_held_out_images(
     recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -554,6 +574,13 @@ def test_wrong_arguments_are_refused_before_an_image_is_read(
 # The head -------------------------------------------------------------------------------------------------------------
 
 
+def test_the_help_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+
+
 @pytest.mark.parametrize("twin", ["jax", "torch"])
 def test_the_head_is_evaluated_by_default_and_scores_its_own_outputs(
     run: Path, evaluate: Main, digits: Dataset, twin: str
@@ -608,6 +635,31 @@ def test_outputs_are_matched_with_classes_by_name(named: Path, evaluate: Main, t
     images = np.stack([np.asarray(Image.open(row["image"]))[..., None] for row in rows])
     expected = load_predictor(loaded.checkpoint, "torch").predict(images).argmax(1)
     assert [row["predicted"] for row in rows] == [("quince", "apple", "fig")[i] for i in expected]
+
+
+@pytest.mark.parametrize("method", ["head", "linear"])
+def test_classes_of_the_same_name_are_scored_each(method: str, evaluate: Main, tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    names, classes, pngs = ["crane", "heron", "crane"], [0, 1, 2, 2] * 5, []
+    for pixels in np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8):
+        Image.fromarray(pixels).save(png := BytesIO(), "PNG")
+        pngs.append(png.getvalue())
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    for split in ("train", "test"):
+        table = pa.table({"image": pngs, "label": classes}).replace_schema_metadata(metadata)
+        pq.write_table(table, tmp_path / f"{split}-00000-of-00001.parquet")
+    weights = replace(reproducible_init.weights(CONFIG.replace(num_classes=3), 0), labels=tuple(names))
+    write(weights, tmp_path / "weights.safetensors", "jax")
+    report = ["--out", tmp_path / "out"] if method == "head" else []
+    [found] = evaluate(tmp_path / "weights.safetensors", "--data", f"parquet:{tmp_path}", "--method", method, *report)
+    unique = ["crane", "heron", "crane (2)"]
+    assert {name: of["images"] for name, of in found["each"].items()} == dict(zip(unique, (5, 5, 10), strict=True))
+    if report:
+        for name in ("classes.csv", "confusion.csv"):
+            header, *rows = csv.reader((tmp_path / "out" / name).read_text().splitlines())
+            assert [row[0] for row in rows] == unique
+        assert header[1:] == unique
 
 
 def test_predict_and_evaluate_give_every_image_the_same_class(

@@ -396,6 +396,7 @@ def test_maps_that_cannot_be_written_leave_the_old_picture_and_are_named(
 ) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("torch")
+    import_module("train.loop.attention_maps")  # its bytecode would be cut short by the limit, and stay on the disk
     picture = run / "maps.png"
     picture.write_bytes(b"old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -484,6 +485,18 @@ def test_tables_of_labels_and_values_have_a_column_for_each(task: str, album: Pa
     x = torch_logits(run, np.asarray(resize_and_center_crop(Image.open(album / "b.png"), (8, 8)))[None])[0]
     expected = x if task == "values" else 1 / (1 + np.exp(-x))
     assert [float(row[name]) for name in CLASS_NAMES] == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_labels_of_the_same_name_have_a_column_each(run: Path, album: Path, tmp_path: Path, predict: Main) -> None:
+    (tmp_path / "names.txt").write_text("fig\nfig\napple\n")
+    [printed] = parse_json_lines(predict(run, album / "b.png", "--json", "--classes", tmp_path / "names.txt"))
+    assert sorted(each["name"] for each in printed["classes"]) == ["apple", "fig", "fig (2)"]
+    labels = make_run(tmp_path / "labels", task="labels")
+    predict(labels, album / "b.png", "--classes", tmp_path / "names.txt", "--out", tmp_path / "out.csv")
+    x = torch_logits(labels, np.asarray(resize_and_center_crop(Image.open(album / "b.png"), (8, 8)))[None])[0]
+    header, row = csv.reader((tmp_path / "out.csv").read_text().splitlines())
+    assert header == ["image", "fig", "fig (2)", "apple"]
+    assert list(map(float, row[1:])) == pytest.approx((1 / (1 + np.exp(-x))).tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("task", ["labels", "values"])

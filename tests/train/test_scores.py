@@ -185,6 +185,20 @@ def test_extreme_outputs_have_finite_metrics() -> None:
     assert found["log_loss"].value == 0 and found["ece"].value == 0
 
 
+@pytest.mark.parametrize("outlier", [2.0, 1e9])
+def test_resamples_with_equal_targets_are_left_out_of_the_interval_of_r2(outlier: float) -> None:
+    """About a third of the resamples lack the only other target; their variance is rounding error, or 0."""
+    targets = np.full((60, 1), 0.1)
+    targets[0] = outlier
+    outputs = targets + 0.01 * outlier * np.random.default_rng(0).normal(size=(60, 1))
+    drawn = np.concatenate(list(scores._resamples(60, 200, 0))).astype(int)
+    pairs = [[np.repeat(each, counts) for each in (targets[:, 0], outputs[:, 0])] for counts in drawn]
+    r2s = [sklearn.r2_score(*pair) for pair in pairs if np.ptp(pair[0])]
+    assert 100 < len(r2s) < 150
+    found = score("values", outputs, targets, ("a",), resamples=200).overall["r2"]
+    assert found[1:] == pytest.approx(tuple(np.percentile(r2s, (2.5, 97.5))), rel=1e-9)
+
+
 def test_values_that_are_all_equal_have_no_r2() -> None:
     found = score("values", np.array([[1.0], [2.0]]), np.array([[0.1], [0.1]]), ("x",), resamples=5)
     assert np.isnan(found.overall["r2"].value) and np.isnan(found.overall["spearman"].value)

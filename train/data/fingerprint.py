@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
-from train.data.sources import Dataset
+from train.data.sources import Dataset, Examples
 from train.data.sources.files import raise_if_inaccessible
 from vit_spec import InputError, bounded_json
 from vit_spec.printable import escape_surrogates
@@ -82,7 +82,7 @@ class Fingerprint:
             if count > MAX_SAMPLED_FILES
             else range(count)
         )
-        bytes_per_file = total if total <= MAX_SAMPLED_BYTES else MAX_SAMPLED_BYTES // max(len(chosen), 1)
+        bytes_per_file = _max_bytes_per_file(total, len(chosen))
         rows = [file_lists[0][i] if i < len(file_lists[0]) else file_lists[1][i - len(file_lists[0])] for i in chosen]
         sample = (
             (escape_surrogates(name), size, _hash_contents(path, size, bytes_per_file).hex())
@@ -129,6 +129,28 @@ class Fingerprint:
                 return f"which {which} images there are, or their targets"
         return ""
 
+    def num_shared(self, scored: Examples) -> int:
+        """Return how many of the sampled files are among those of images to score, by name, size and contents.
+
+        It is 0 for the held-out images of the fingerprint, which may be scored.
+
+        Raises:
+            InputError: a file that cannot be read.
+        """
+        if _hash_targets(scored) == self.answers[1]:
+            return 0
+        sampled, shared = {*self.sample}, 0
+        sizes, max_bytes = {each[:2] for each in sampled}, _max_bytes_per_file(self.size, len(self.sample))
+        names = {name for name, _ in sizes}
+        for name, path in ((escape_surrogates(name), path) for name, path in scored.files):
+            if name in names:
+                try:
+                    size = os.stat(path).st_size
+                except OSError as error:
+                    raise _access_error(error, path) from None
+                shared += (name, size) in sizes and (name, size, _hash_contents(path, size, max_bytes).hex()) in sampled
+        return shared
+
     def to_json(self) -> str:
         """Return the fingerprint as JSON."""
         return json.dumps({"version": VERSION} | asdict(self), indent=1) + "\n"
@@ -168,7 +190,7 @@ class _LengthPrefixedHash:
         return self._hash.hexdigest()
 
 
-def _hash_targets(examples: Any) -> str:
+def _hash_targets(examples: Examples) -> str:
     """Return a digest of the targets, in order, and of the rows of the images in their files."""
     rows = np.arange(len(examples)) if examples.rows is None else examples.rows
     digest = _LengthPrefixedHash()
@@ -194,6 +216,11 @@ def _hash_contents(path: str, size: int, max_bytes: int) -> bytes:
     except OSError as error:
         raise _access_error(error, path) from None
     return digest.digest()
+
+
+def _max_bytes_per_file(total: int, num_sampled: int) -> int:
+    """Return how many bytes are read of each sampled file at most.  total: the size of all files."""
+    return total if total <= MAX_SAMPLED_BYTES else MAX_SAMPLED_BYTES // max(num_sampled, 1)
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -56,8 +56,12 @@ def open_data(model: TrainedModel, weights: str, spec: str | None, held_out: flo
     is_same_place = given_place == place
     is_own = own is not None and (difference == "" or (is_same_place and given_options == options))
     if own is None or not is_own:
-        source, warning = open_dataset(spec_or_own, held_out), f"the run was trained on {model.data}: {MAY_BE_SEEN}"
-        return EvaluatedData(spec_or_own, source, False, (warning,) * is_same_place)
+        source = open_dataset(spec_or_own, held_out)
+        if is_same_place:
+            return EvaluatedData(spec_or_own, source, False, (f"the run was trained on {model.data}: {MAY_BE_SEEN}",))
+        shared = 0 if recorded is None else recorded.num_shared(source.held_out)
+        warning = f"{shared:,} files of {spec_or_own} are among the data that {weights} was trained on: {MAY_BE_SEEN}"
+        return EvaluatedData(spec_or_own, source, False, (warning,) * (shared > 0))
     warnings = []
     if difference:
         changed = f"the data have changed since {weights} was trained ({difference})"

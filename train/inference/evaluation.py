@@ -39,6 +39,7 @@ from train.inference.model import (
 from train.inference.probe_results import FewShotResult, KnnResult, LinearResult, ProbeResult, results_table
 from train.inference.progress import progress_bar
 from train.inference.scores import score, score_answers
+from train.loop.class_names import unique_names
 from train.loop.metrics import constant_score
 from train.recipes import Task
 from vit_spec import InputError
@@ -256,7 +257,7 @@ def _results(evaluation: Evaluation, features: tuple[Any, ...]) -> Iterator[Prob
 
     features: features of the training and of the held-out images, (N, D) and (M, D).
     """
-    options, names = evaluation.options, evaluation.data.source.classes
+    options, names = evaluation.options, unique_names(evaluation.data.source.classes)
     (train, held_out), (train_targets, held_out_targets) = features, evaluation.targets
 
     def accuracy(found: Any) -> float:

@@ -11,7 +11,7 @@ from train.data.sources import Dataset
 from train.data.targets import ModelTargets
 from train.inference.model import Array, TrainedModel
 from train.inference.scores import Score, Scores, sigmoid, softmax
-from train.loop.class_names import match_outputs
+from train.loop.class_names import match_outputs, unique_names
 from train.loop.metrics import format_metric
 from train.recipes import Task
 from vit_spec import InputError
@@ -22,7 +22,7 @@ class HeadTargets(NamedTuple):
 
     targets: class numbers among `names`, or labels or values in the order of `names`; see
         `train.data.targets.targets_for_task`.
-    names: names of the outputs that are scored.
+    names: names of the outputs that are scored, which all differ.
     columns: the outputs that are scored, in the order of `names`.
     note: a line that says what was assumed; "" if nothing was.
     """
@@ -62,10 +62,10 @@ def match_head(model: TrainedModel, source: Dataset, task: Task, targets: ModelT
         ) from None
     if labels is None:
         note = f"the weights have no names of {task}: their outputs are those of the data, in its order"
-        return HeadTargets(targets, names, columns, note)
+        return HeadTargets(targets, unique_names(names), columns, note)
     if task == "classes":
-        return HeadTargets(columns[targets].astype(np.int32), tuple(labels), np.arange(len(labels)))
-    return HeadTargets(targets, names, columns)
+        return HeadTargets(columns[targets].astype(np.int32), unique_names(labels), np.arange(len(labels)))
+    return HeadTargets(targets, unique_names(names), columns)
 
 
 # Results --------------------------------------------------------------------------------------------------------------
@@ -87,7 +87,10 @@ def confusion_matrix(outputs: Array, classes: ModelTargets) -> np.ndarray:
 
 
 def images_of_each(task: Task, targets: ModelTargets, names: Sequence[str]) -> dict[str, int]:
-    """Return the number of images that have each class or label; empty for values."""
+    """Return the number of images that have each class or label; empty for values.
+
+    names: of the classes or labels, which all differ.
+    """
     if task == "values":
         return {}
     counts = np.bincount(targets, minlength=len(names)) if task == "classes" else targets.sum(0).astype(int)

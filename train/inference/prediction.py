@@ -29,6 +29,7 @@ from train.inference.model import (
 from train.inference.prediction_files import check_output, names_file, open_features, open_rows
 from train.inference.progress import progress_bar
 from train.inference.scores import log_softmax, sigmoid, softmax
+from train.loop.class_names import unique_names
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig
 
@@ -42,6 +43,8 @@ Predictions = list[tuple[str, float]]  # names of classes, labels or values, eac
 
 def _load_model(args: argparse.Namespace) -> TrainedModel:
     """Load the model that the arguments name, without its head for features, and with the names of `--classes`.
+
+    The names of its outputs all differ.
 
     Raises:
         InputError: the model cannot be used, or an option does not fit its outputs.
@@ -62,7 +65,7 @@ def _load_model(args: argparse.Namespace) -> TrainedModel:
         model = replace(model, names=_read_class_names(Path(args.classes), config))
     if args.out and not args.out.lower().endswith(".jsonl") and model.task != "classes" and "image" in model.names:
         raise InputError(f"--out {args.out} would have two columns named image: give a name that ends in .jsonl")
-    return model
+    return replace(model, names=unique_names(model.names))
 
 
 def predict(args: argparse.Namespace) -> bool:

@@ -72,7 +72,8 @@ def score(
     all images have it, r2 if the targets are equal, and spearman if the targets or the outputs are equal.  A label is
     predicted if its probability is above 0.5.
 
-    outputs: (N, C) logits or values.    targets: see `train.data.targets.targets_for_task`.    names: (C,) of the outputs.
+    outputs: (N, C) logits or values.    targets: see `train.data.targets.targets_for_task`.
+    names: (C,) of the outputs; they all differ, see `train.loop.class_names.unique_names`.
     resamples: 0 for no intervals.    seed: seed of the resamples.
     """
     x, y = np.asarray(outputs, np.float64), np.asarray(targets)
@@ -217,16 +218,12 @@ class _OfValues:
     def __init__(self, outputs: Array, targets: Array) -> None:
         self._outputs, self._targets = outputs, targets
         self._errors = outputs - targets
-        self._is_constant = np.ptp(targets, axis=0) == 0
         self.trials: tuple[dict[str, Array], ...] = ({}, {})
 
     def __call__(self, weights: Array, ranked: int) -> Metrics:
         total = weights.sum(1)
         mae, square = (part.T @ weights.T / total for part in (np.abs(self._errors), np.square(self._errors)))
-        # From the mean of the set, so that the difference of squares loses no digits
-        centred = self._targets - self._targets.mean(0)
-        variance = np.square(centred).T @ weights.T / total - np.square(centred.T @ weights.T / total)
-        variance[self._is_constant] = 0
+        variance = np.stack([_variance(y, weights) for y in self._targets.T])
         with np.errstate(invalid="ignore", divide="ignore"):
             r2 = np.where(variance > 0, 1 - square / variance, np.nan)
         columns = zip(self._outputs.T, self._targets.T, strict=True)
@@ -321,6 +318,15 @@ def _areas(scores: Array, positive: Array, weights: Array) -> tuple[Array, Array
         precision = np.where(answers > 0, true / np.maximum(answers, 1), 0)
         average = np.where(positives > 0, (new_true * precision).sum(1) / positives, np.nan)
     return np.where(positives > 0, area, np.nan), average
+
+
+def _variance(values: Array, weights: Array) -> Array:
+    """Return the variance of values (N,) in each resample, (R,): 0, without rounding error, if those drawn are equal."""
+    total = weights.sum(1, keepdims=True)
+    one_drawn = values[weights.argmax(1)][:, None]
+    x = values - one_drawn  # exactly 0 for equal ones, whose mean may be rounded
+    variance: Array = (weights * np.square(x - (weights * x).sum(1, keepdims=True) / total)).sum(1) / total[:, 0]
+    return variance
 
 
 def _ranks(values: Array, weights: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The outputs of a classifier that belong to the classes, labels or values of a data set, by their names."""
+"""Names of classes, labels or values: the outputs of a classifier that they belong to, and names that differ."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from train.recipes import Task
 from vit_spec import InputError
+from vit_spec.printable import is_in_other_form
 
 SINGULAR: dict[Task, str] = {"classes": "class", "labels": "label", "values": "value"}
 
@@ -37,8 +38,25 @@ def match_outputs(
         return np.arange(len(names))
     times, wanted = Counter(labels), Counter(names)
     if missing := [name for name in names if name not in times]:
-        raise InputError(f"the data has the {SINGULAR[task]} {missing[0]!r}, which {model} does not have")
+        has_not = "has in another Unicode form (rename it)" if is_in_other_form(missing[0], labels) else "does not have"
+        raise InputError(f"the data has the {SINGULAR[task]} {missing[0]!r}, which {model} {has_not}")
     if twice := [name for name in names if times[name] > 1 or wanted[name] > 1]:
         raise InputError(f"{twice[0]!r} names several {task}, so {model} cannot be matched by names")
     index = {label: i for i, label in enumerate(labels)}
     return np.array([index[name] for name in names])
+
+
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names that all differ: a repeated one has its number behind it, as in "crane", "crane (2)".
+
+    A number is skipped if another class has the name with that number.
+    """
+    taken, seen, unique = set(names), Counter[str](), list[str]()
+    for name in names:
+        seen[name] += 1
+        new = name
+        while seen[name] > 1 and (new := f"{name} ({seen[name]})") in taken:
+            seen[name] += 1
+        taken.add(new)
+        unique.append(new)
+    return tuple(unique)

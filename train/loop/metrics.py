@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from train.loop.class_names import unique_names
 from train.recipes import Task
 
 Array = NDArray[np.float64]
@@ -22,7 +23,7 @@ def compute_metrics(task: Task, outputs: np.ndarray, targets: np.ndarray, names:
     The auroc of a label, or the r2 of a value, that is the same for all images is NaN.  Means leave NaN out; a
     mean without any number is NaN.  An image with NaN outputs is wrong; for a label with NaN see `auroc`.
 
-    names: names of the labels; unused for other tasks.
+    names: names of the labels, see `unique_names` for NAME; unused for other tasks.
     """
     outputs, targets = np.asarray(outputs, np.float64), np.asarray(targets, np.float64)
     if task == "classes":
@@ -30,7 +31,7 @@ def compute_metrics(task: Task, outputs: np.ndarray, targets: np.ndarray, names:
         return {"accuracy": float(np.mean(is_number & (outputs.argmax(1) == targets)))}
     if task == "labels":
         areas = [auroc(outputs[:, i], targets[:, i]) for i in range(targets.shape[1])]
-        each = {f"auroc/{name}": area for name, area in zip(names, areas, strict=True)}
+        each = {f"auroc/{name}": area for name, area in zip(unique_names(names), areas, strict=True)}
         return {"auroc": _mean(areas), **each}
     r2s = [r2(outputs[:, i], targets[:, i]) for i in range(targets.shape[1])]
     return {"mae": float(np.abs(outputs - targets).mean()), "r2": _mean(r2s)}

@@ -302,12 +302,34 @@ def all_names(spec: str) -> list[str]:
 
 
 def test_links_to_folders_are_followed_inside_a_class_and_as_a_class(photos: Path, tmp_path_factory: Any) -> None:
-    more = tmp_path_factory.mktemp("more")
-    random_image().save(more / "x.png")
-    (photos / "ant" / "more").symlink_to(more)
-    (photos / "dog").symlink_to(more)
+    for link in (photos / "ant" / "more", photos / "dog"):
+        target = photos / ".hidden" if link.name == "dog" else tmp_path_factory.mktemp("more")
+        target.mkdir(exist_ok=True)
+        random_image().save(target / "x.png")
+        link.symlink_to(target)
     names = all_names(f"folder:{photos}")
     assert {str(photos / "ant" / "more" / "x.png"), str(photos / "dog" / "x.png")} <= {*names} and len(names) == 14
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        *[("train/dog", "train/ant"), ("train/bee/more", "train/ant/deep"), ("train/ant/a", "train/ant/deep")],
+        *[("val", "train"), ("val/bee", "train/bee"), ("val/ant/more", "train/bee"), ("test", "val")],
+    ],
+)
+@pytest.mark.parametrize("train", ["folder", "link"])
+def test_a_link_to_images_of_the_data_is_refused(photos: Path, link: str, target: str, train: str) -> None:
+    spec = copy_into_splits(photos, train="ant bee", val="ant bee")
+    (photos / "set/train/ant/deep").mkdir()
+    if train == "link":
+        (photos / "set/train").rename(photos / "disk")
+        (photos / "set/train").symlink_to(photos / "disk")
+    path = photos / "set" / link
+    shutil.rmtree(path, ignore_errors=True)
+    path.symlink_to(photos / "set" / target)
+    refusal = error_message(spec)
+    assert f"{path} leads to {os.path.realpath(path)}, which is read already: remove the link" in refusal
 
 
 @pytest.mark.parametrize("target", ["ant", "ant/deep", ".", "elsewhere"])
@@ -391,6 +413,13 @@ def test_a_class_folder_that_only_the_held_out_split_has_is_named(photos: Path) 
     assert f"{photos / 'set' / 'val' / 'bee'} has no counterpart" in error_message(spec)
 
 
+def test_a_class_folder_in_another_unicode_form_is_named_as_such(photos: Path) -> None:
+    spec = copy_into_splits(photos, train="ant bee", val="ant bee")
+    for split, name in (("train", "caf\u00e9"), ("val", "cafe\u0301")):
+        shutil.copytree(photos / "cat", photos / "set" / split / name)
+    assert f"has a name that {photos / 'set' / 'train'} has in another Unicode form" in error_message(spec)
+
+
 @pytest.mark.parametrize(("train", "held"), [("train", "Val"), ("Training", "Testing"), ("TRAIN", "dev")])
 def test_split_names_are_recognised_in_any_case(photos: Path, train: str, held: str) -> None:
     source = open_dataset(copy_into_splits(photos, **{train: "ant bee", held: "ant bee"}))
@@ -409,6 +438,13 @@ def test_a_share_of_a_train_folder_alone_is_held_out(photos: Path) -> None:
 def test_two_folders_for_one_split_are_refused(photos: Path) -> None:
     spec = copy_into_splits(photos, train="ant bee", Test="ant bee", testing="ant bee")
     assert "has two folders for test, Test and testing" in error_message(spec)
+
+
+@pytest.mark.parametrize(("held_out", "end"), [(None, "; validation and dev not used"), ("test", "in train")])
+def test_validation_splits_beside_the_held_out_one_are_named(photos: Path, held_out: str | None, end: str) -> None:
+    spec = copy_into_splits(photos, **dict.fromkeys(("train", "val", "validation", "dev", "test"), "ant bee"))
+    [note] = [note for note in open_dataset(spec, held_out).notes if note.startswith("held out: ")]
+    assert note.endswith(end)
 
 
 def test_a_folder_of_images_beside_splits_is_refused(photos: Path) -> None:
@@ -489,8 +525,8 @@ def test_splits_without_class_folders_are_not_taken_for_classes(photos: Path) ->
 
 @requires_data("imagenet_sample")
 def test_a_hundred_photographs_of_imagenet_are_read_by_their_classes(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        (tmp_path / split).symlink_to(DATA / "imagenet_sample")
+    (tmp_path / "train").symlink_to(DATA / "imagenet_sample")
+    shutil.copytree(DATA / "imagenet_sample", tmp_path / "val")
     source = open_dataset(f"folder:{tmp_path}")
     assert len(source.classes) == 100 and source.classes[0] == "n01440764"
     assert "n01440764_tench" in source.train.names[0] and source.train.read(0).size == (500, 375)
@@ -520,9 +556,10 @@ def test_an_unknown_option_names_the_nearest() -> None:
     assert "did you mean 'label'?" in error_message("parquet:x?lable=x")
 
 
-def test_a_folder_with_the_form_of_options_in_its_name_is_named(tmp_path: Path) -> None:
-    (tmp_path / "im b?x=1").mkdir()
-    assert "im b?x=1 exists, but its ? begins the options: rename it" in error_message(f"folder:{tmp_path}/im b?x=1")
+@pytest.mark.parametrize("name", ["im b?x=1", "im?test=0.5"])
+def test_a_folder_with_the_form_of_options_in_its_name_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    assert f"{name} exists, but its ? begins the options: rename it" in error_message(f"folder:{tmp_path}/{name}")
 
 
 def test_an_option_of_a_source_without_options_is_refused() -> None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from train.loop.class_names import unique_names
 from train.loop.metrics import auroc, compute_metrics, is_better, r2
 
 log = math.log
@@ -34,6 +35,24 @@ def test_auroc_agrees_with_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     scores, labels = rng.integers(0, 20, 500), rng.integers(0, 2, 500)
     assert auroc(scores, labels) == pytest.approx(sklearn.roc_auc_score(labels, scores), abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("a", "b", "c"), ("a", "b", "c")),
+        (("a", "b", "a", "a", "b"), ("a", "b", "a (2)", "a (3)", "b (2)")),
+        (("a", "a", "a (2)", "a", "a (2)"), ("a", "a (3)", "a (2)", "a (4)", "a (2) (2)")),
+    ],
+)
+def test_repeated_names_have_numbers_that_no_other_name_has(names: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    assert unique_names(names) == expected
+
+
+def test_labels_of_the_same_name_have_an_auroc_each() -> None:
+    outputs, labels = np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[0, 0], [1, 1]])
+    found = compute_metrics("labels", outputs, labels, ("cat", "cat"))
+    assert found == {"auroc": 0.5, "auroc/cat": 1.0, "auroc/cat (2)": 0.0}
 
 
 def test_a_constant_label_has_no_auroc_and_is_left_out_of_the_mean() -> None:

@@ -230,6 +230,8 @@ def test_outputs_are_matched_by_name() -> None:
     for labels, wanted in ((names, ("dog", "crane")), (("dog", "crane"), names)):
         with pytest.raises(InputError, match="'crane' names several classes, so the teacher cannot be matched by names"):
             match_outputs("the teacher", labels, len(labels), "classes", wanted)
+    with pytest.raises(InputError, match=r"'café', which the teacher has in another Unicode form \(rename it\)"):
+        match_outputs("the teacher", ("cafe\u0301", "dog"), 2, "classes", ("dog", "caf\u00e9"))
 
 
 def test_the_checksum_of_weights_does_not_depend_on_their_format() -> None:

@@ -20,10 +20,10 @@ To add a source:
 `splitting.choose_held_out` does the rest for every source: it checks the targets and chooses the held-out images.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from train.data.sources import cifar, digits, folder, hub, idx, npz, parquet, table, tar
@@ -155,6 +155,8 @@ def _parse_options(where: str, kind: _SourceKind) -> tuple[str, dict[str, str]]:
     match = re.fullmatch(r"(.*?)\?(\w+=.*)", where, re.DOTALL)
     if not match:
         return where, {}
+    if os.path.exists(os.path.expanduser(where)):
+        raise InputError(f"{where} exists, but its ? begins the options: rename it, or give a link to it")
     options: dict[str, str] = {}
     for pair in match[2].split("&"):
         option, _, value = pair.partition("=")
@@ -162,8 +164,6 @@ def _parse_options(where: str, kind: _SourceKind) -> tuple[str, dict[str, str]]:
         if option in known and not value:
             raise InputError(f"{pair!r} has no value: give one, or leave it out")
         if option not in known:
-            if Path(where).expanduser().exists():
-                raise InputError(f"{where} exists, but its ? begins the options: rename it, or give a link to it")
             allowed = f"give {', '.join(f'{name}=...' for name in known)}"
             raise InputError(f"{pair!r} is not an option of {kind.usage}: {allowed}{nearest(option, known)}")
         options[option] = value

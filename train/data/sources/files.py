@@ -47,7 +47,9 @@ def raise_if_inaccessible(error: BaseException, name: object) -> None:
     raise FileAccessError(f"{name} {reason}: {remedy}") from None
 
 
-def walk_files(folder: str, suffixes: tuple[str, ...], others: list[str] | None = None) -> Iterator[str]:
+def walk_files(
+    folder: str, suffixes: tuple[str, ...], others: list[str] | None = None, entered: set[str] | None = None
+) -> Iterator[str]:
     """Yield the paths of the files below a folder, relative to it and sorted, without a stat call for each file.
 
     Names that begin with a dot are ignored.  Links to folders are followed, but each folder is entered through one link
@@ -55,11 +57,12 @@ def walk_files(folder: str, suffixes: tuple[str, ...], others: list[str] | None 
 
     suffixes: lower-case endings of the file names to yield; case is ignored.
     others: receives the paths of files with other endings.
+    entered: the real paths of folders that are read besides; see `follow_link`.
 
     Raises:
-        InputError: a link to a folder that contains it, or to the folder of another link; or too many nested folders.
+        InputError: a link to a folder that contains it, or that is entered otherwise; or too many nested folders.
     """
-    yield from _walk(folder, suffixes, others, (), set(), 0)
+    yield from _walk(folder, suffixes, others, (), set() if entered is None else entered, 0)
 
 
 def _walk(
@@ -67,13 +70,13 @@ def _walk(
     suffixes: tuple[str, ...],
     others: list[str] | None,
     link_folders: tuple[str, ...],
-    targets: set[str],
+    entered: set[str],
     depth: int,
 ) -> Iterator[str]:
     """Yield the same as `walk_files`.
 
     link_folders: the folders of the links that were followed to get here.
-    targets: receives the folders that links point to.
+    entered: see `follow_link`.
     depth: folders between this one and the first.
     """
     if depth > _MAX_DEPTH:
@@ -85,25 +88,33 @@ def _walk(
             yield entry.name
         elif entry.is_dir():
             followed = (
-                (*link_folders, _follow_link(entry.path, link_folders, targets)) if entry.is_symlink() else link_folders
+                (*link_folders, follow_link(entry.path, entered, link_folders)) if entry.is_symlink() else link_folders
             )
-            for name in _walk(entry.path, suffixes, others, followed, targets, depth + 1):
+            for name in _walk(entry.path, suffixes, others, followed, entered, depth + 1):
                 yield f"{entry.name}/{name}"
         elif others is not None:
             others.append(entry.path)
 
 
-def _follow_link(link: str, link_folders: tuple[str, ...], targets: set[str]) -> str:
-    """Return the folder that contains a link; refuse a link that leads back to that folder or to an earlier link's.
+def follow_link(link: str, entered: set[str], link_folders: tuple[str, ...] = ()) -> str:
+    """Return the folder that contains a link to a folder.
 
-    targets: the folders that other links point to; this link's target is added.
+    entered: the real paths of folders that are read, each with all that it contains except hidden folders; receives the
+        link's target.
+    link_folders: the folders of the links that were followed to get here.
+
+    Raises:
+        InputError: the link leads back to its folder or to an earlier link's, or to a folder that is read already.
     """
     folder, target = os.path.realpath(os.path.dirname(link)), os.path.realpath(link)
     if any(os.path.commonpath([before, target]) == target for before in (*link_folders, folder)):
         raise InputError(f"{link} leads back to {target}, which contains it: remove the link")
-    if target in targets:
-        raise InputError(f"{link} leads to {target}, as another link does: remove one of them")
-    targets.add(target)
+    within = target
+    while os.path.basename(within) and not os.path.basename(within).startswith("."):
+        if within in entered:
+            raise InputError(f"{link} leads to {target}, which is read already: remove the link")
+        within = os.path.dirname(within)
+    entered.add(target)
     return folder
 
 

@@ -3,6 +3,7 @@
 This is how ImageNet is unpacked, and torchvision calls it an image folder.  Classes are numbered in the order of their
 names.  Image files (`decoding.SUFFIXES`) are found at any depth and through links to folders; a note counts the other
 files.  Names that begin with a dot are ignored.
+A link to a folder that another class or split has too is refused.
 
 A split is a folder named train, val, valid, validation, dev, test, training or testing, in any case.  Such a folder is a
 class instead if it contains images and no folders of images, and the folders beside it do too.  Classes that can only be
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 
 from train.data.sources.decoding import SUFFIXES
 from train.data.sources.examples import UNSPLIT, DatasetSplits, Examples, ImageFiles, make_examples
-from train.data.sources.files import walk_files
+from train.data.sources.files import follow_link, walk_files
 from train.data.sources.splitting import SPLIT_NAMES, canonical_split, split_words
 from vit_spec import InputError, nearest
+from vit_spec.printable import is_in_other_form
 
 _OR_A_SHARE = "or hold out a share of the training images, --held-out 0.2"
 
@@ -37,12 +39,15 @@ def open_splits(place: str) -> DatasetSplits:
         raise InputError(f"{path} is not a folder: give folder:PATH with PATH/CLASS/*.jpg inside")
     splits = _split_folders(path, _subfolders(path)) or {UNSPLIT: path}
     base = "train" if "train" in splits else next(iter(splits))
-    first, classes = _load_class_folders(splits[base])
+    entered = {os.path.realpath(path)}
+    for folder in splits.values():
+        _follow_if_link(folder, entered)
+    first, classes = _load_class_folders(splits[base], entered)
     if len(classes) == 1:
         _refuse_wrapping_folder(splits[base], classes[0], is_split=base != UNSPLIT)
 
     def load_other(split: str) -> Callable[[], Examples]:
-        return lambda: _load_other_split(splits[split], splits[base], classes)
+        return lambda: _load_other_split(splits[split], splits[base], classes, {*entered})
 
     return DatasetSplits(str(path), {name: load_other(name) for name in splits} | {base: lambda: first}, "classes", classes)
 
@@ -110,11 +115,22 @@ def _has_images(path: Path) -> bool:
     return any(True for _ in walk_files(str(path), SUFFIXES))
 
 
-def _load_other_split(path: Path, base: Path, classes: tuple[str, ...]) -> Examples:
-    """Return the images of another split, with the class numbers of the training split."""
+def _follow_if_link(folder: Path, entered: set[str]) -> None:
+    """Refuse a link to a folder that is read already.  entered: see `follow_link`."""
+    if folder.is_symlink():
+        follow_link(str(folder), entered)
+
+
+def _load_other_split(path: Path, base: Path, classes: tuple[str, ...], entered: set[str]) -> Examples:
+    """Return the images of another split, with the class numbers of the training split.  entered: see `follow_link`."""
     if unknown := sorted(set(_subfolders(path)) - set(classes)):
+        if is_in_other_form(unknown[0], classes):
+            raise InputError(
+                f"{path / unknown[0]} has a name that {base} has in another Unicode form, such as é as two characters: "
+                "give both folders the same name"
+            )
         raise InputError(f"{path / unknown[0]} has no counterpart in {base}: both need the same classes, {_OR_A_SHARE}")
-    examples, names = _load_class_folders(path, f", {_OR_A_SHARE}")
+    examples, names = _load_class_folders(path, entered, f", {_OR_A_SHARE}")
     numbers = np.array([classes.index(name) for name in names], np.int64)
     return replace(examples, targets=numbers[examples.targets])
 
@@ -124,9 +140,10 @@ def _subfolders(path: Path) -> list[str]:
         return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
 
-def _load_class_folders(path: Path, alternative: str = "") -> tuple[Examples, tuple[str, ...]]:
+def _load_class_folders(path: Path, entered: set[str], alternative: str = "") -> tuple[Examples, tuple[str, ...]]:
     """Return the images below a folder of class folders, and the names of the classes.
 
+    entered: see `follow_link`.
     alternative: added to the message if there are no class folders: what else the user can do.
     """
     folders = _subfolders(path)
@@ -141,7 +158,8 @@ def _load_class_folders(path: Path, alternative: str = "") -> tuple[Examples, tu
     def paths() -> Iterator[str]:
         for folder in folders:
             count = 0
-            for image in walk_files(str(path / folder), SUFFIXES, others):
+            _follow_if_link(path / folder, entered)
+            for image in walk_files(str(path / folder), SUFFIXES, others, entered):
                 count += 1
                 yield f"{folder}/{image}"
             if not count:

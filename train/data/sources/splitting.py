@@ -59,9 +59,10 @@ def choose_held_out(data: DatasetSplits, held_out: float | str | None) -> Datase
     if held_out_name is not None:
         evaluation = load_split(data, held_out_name)
         notes += evaluation.notes
-        notes.append(
-            f"held out: the split {held_out_name} of the data, {len(evaluation):,} images; {len(train):,} in {train_name}"
-        )
+        others = [name for name in VALIDATION_NAMES if name in data.splits and name != held_out_name]
+        rest = f"; {_join_words(others)} not used" if others and held_out_name in VALIDATION_NAMES else ""
+        numbers = f"{len(evaluation):,} images; {len(train):,} in {train_name}"
+        notes.append(f"held out: the split {held_out_name} of the data, {numbers}{rest}")
         if shared := shared_groups(train, evaluation):
             row, other = shared[0]
             notes.append(
