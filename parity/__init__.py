@@ -3,8 +3,6 @@
 Names are imported lazily, on first use: reading a checkpoint does not import the code that compares models.
 """
 
-import signal
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +38,6 @@ __all__ = [
     "to_torch",
     "write",
 ]
-
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    # As in `train`: Ctrl-C ends the imports of `python -m parity` without a traceback; the command sets its own handler.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 if not TYPE_CHECKING:  # a type checker would assume that a module with __getattr__ has every attribute
     _MODULES = {

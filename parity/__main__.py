@@ -15,7 +15,7 @@ from parity.checkpoints.format_file import read_format
 from parity.checkpoints.formats import registered
 from parity.commands import checks, files
 from parity.commands.options import build_parser
-from parity.commands.run_command import raise_on_ctrl_c, run_command
+from parity.commands.run_command import run_command
 from vit_spec import InputError, nearest
 
 
@@ -58,7 +58,6 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
 
 def command() -> NoReturn:
     """Run the command line of this process and exit with its exit code; the entry point of `vit-parity`."""
-    raise_on_ctrl_c()
     signal.signal(signal.SIGTERM, _exit_on_signal)
     sys.exit(main())
 

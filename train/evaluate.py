@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from parity.commands.parser import Parser, integer, parse_seed
-from parity.commands.run_command import raise_on_ctrl_c, run_command
+from parity.commands.run_command import run_command
 from train.inference.arguments import add_arguments
 from train.inference.scores import RESAMPLES
 from train.inference.twins import check_packages
@@ -33,7 +33,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """Run the command line of this process, and exit with its status."""
-    raise_on_ctrl_c()
     keep_freed_memory()
     sys.exit(main())
 

@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from parity.commands.parser import Parser, integer
-from parity.commands.run_command import BAD_INPUT, raise_on_ctrl_c, run_command
+from parity.commands.run_command import BAD_INPUT, run_command
 from train.inference.arguments import NUM_VIEWS, add_arguments
 from train.inference.twins import check_packages
 from train.loop.process import keep_freed_memory
@@ -29,7 +29,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """Run the command line of this process, and exit with its status."""
-    raise_on_ctrl_c()
     keep_freed_memory()
     sys.exit(main())
 

@@ -49,12 +49,6 @@ def run_command(run: Callable[[], int], framework: str | None = None) -> int:
     return BAD_INPUT
 
 
-def raise_on_ctrl_c() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt, for `run_command`; during the imports of `python -m` it ends the process."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # else a shell lets background jobs ignore it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def _missing_packages(error: ModuleNotFoundError, framework: str | None) -> str:
     """Return the message about a missing package, and about the framework if it is missing too."""
     if error.name is None:  # a library raised it with a text alone

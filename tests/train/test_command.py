@@ -1,16 +1,12 @@
 """How the process of a trainer's command ends."""
 
 import os
-import signal
-import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
-from parity.commands.run_command import BAD_INPUT, INTERRUPTED
-from tests import ROOT
+from parity.commands.run_command import BAD_INPUT
 from train import cli
 from train.loop.saved_run import best_weights
 from vit_spec import InputError
@@ -41,43 +37,6 @@ def test_an_unexpected_error_in_one_of_several_processes_is_printed_and_ends_it_
         module.command()
     errors = capsys.readouterr().err
     assert "Traceback" in errors and "RuntimeError: the model is broken" in errors
-
-
-PRESS_CTRL_C_AT_AN_IMPORT = """
-import os, signal, sys
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == os.environ["PRESS_AT"]:
-            signal.raise_signal(signal.SIGINT)
-sys.meta_path.insert(0, Finder())
-"""
-
-
-@pytest.mark.parametrize(
-    ("command", "module", "status"),
-    [
-        *[(name, "numpy", -signal.SIGINT) for name in ("parity", "train.predict", "train.evaluate")],
-        *[(name, "numpy", -signal.SIGINT) for name in ("train.jax", "train.torch")],
-        ("parity diagnose a --against b", "parity.comparison.diagnosis", INTERRUPTED),
-        ("train.predict a b.jpg", "train.inference.prediction", INTERRUPTED),
-        ("train.evaluate a", "train.inference.evaluation", INTERRUPTED),
-    ],
-)
-def test_ctrl_c_during_imports_prints_no_traceback(command: str, module: str, status: int, tmp_path: Path) -> None:
-    """Without a message before the command runs, and with one in it."""
-    pytest.importorskip("torch")
-    pytest.importorskip("grain")
-    (tmp_path / "sitecustomize.py").write_text(PRESS_CTRL_C_AT_AN_IMPORT)
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split()],
-        env=os.environ | {"PRESS_AT": module, "PYTHONPATH": path},
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    message = "interrupted; what was saved before is kept\n" if status == INTERRUPTED else ""
-    assert (done.returncode, done.stderr) == (status, message)
 
 
 @pytest.mark.parametrize("trainer", ["jax", "torch"])
