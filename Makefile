@@ -20,7 +20,7 @@ train: $(INSTALLED) ## train ViT-S/16 in JAX on the handwritten digits
 test: $(INSTALLED) ## run the tests, one process a core
 	$(BIN)/python -m pytest -q -n auto $(ARGS)
 
-peers: $(VENV)/.peers ## install timm, transformers and torchvision, against which `test` then proves the formats
+peers: $(VENV)/.peers ## install timm, transformers, OpenCLIP and torchvision, against which `test` then proves the formats
 
 lint: $(INSTALLED) ## check style, layout and types
 	$(BIN)/ruff check

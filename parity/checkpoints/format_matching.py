@@ -47,7 +47,7 @@ class Match:
     @property
     def ignored_texts(self) -> dict[str, str]:
         """Regular expression of the user -> the first key that it matches, and the number of others."""
-        return {pattern: _first_of(keys) for pattern, keys in self.ignored.items()}
+        return {pattern: first_of(keys) for pattern, keys in self.ignored.items()}
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -55,9 +55,9 @@ class Match:
         lines = []
         for pattern, reason in self.format.ignored_keys.items():
             if keys := sorted(key for key in self.evidence.ignored_arrays if re.fullmatch(pattern, key)):
-                lines.append(f"{_first_of(keys)}: {reason}")
+                lines.append(f"{first_of(keys)}: {reason}")
         reasons = self.format.definition.ignored if self.format.definition else {}
-        lines += [f"{_first_of(keys)}: {reasons[pattern]}" for pattern, keys in self.ignored_by_table.items()]
+        lines += [f"{first_of(keys)}: {reasons[pattern]}" for pattern, keys in self.ignored_by_table.items()]
         lines += [f"{text}: ignored by --ignore '{pattern}'" for pattern, text in self.ignored_texts.items()]
         groups = Counter(map(self._group, self.evidence.other_keys))
         lines += [f"{word} ({n} array{'s' * (n > 1)}): beside the weights" for word, n in sorted(groups.items())]
@@ -70,7 +70,7 @@ class Match:
         return key.removesuffix(rest) + re.split(r"[./]", rest)[0]
 
 
-def _first_of(keys: Sequence[str]) -> str:
+def first_of(keys: Sequence[str]) -> str:
     """Return the first of some keys, and the number of others."""
     return keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
 

@@ -69,7 +69,7 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
         InputError: this project wrote the file, and the library's files beside it contradict its metadata, or cannot be
             read.
     """
-    of_open_clip = open_clip_config.FILE in notes and get(checkpoint.format).library.config_file == open_clip_config.FILE
+    of_open_clip = not own and _is_of_open_clip(checkpoint.format, notes)
     from_library = (_from_open_clip,) if of_open_clip else _FROM_LIBRARIES
     sources = (_from_notes, _from_run) if own else (_from_run, *from_library)
     fields, failed = _read_fields(sources, notes, checkpoint.config)
@@ -86,6 +86,15 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
         size = checkpoint.config.image_size
         fields["preprocessing"] = preprocessing.for_size(size) if "image_size" in given else preprocessing
     return replace(checkpoint, **fields, left=(*checkpoint.left, *failed, *remarks))
+
+
+def _is_of_open_clip(format: str, notes: Mapping[str, Any]) -> bool:
+    """Return whether open_clip_config.json describes weights in a format: OpenCLIP's, or timm's for its image towers."""
+    library, file = get(format).library, open_clip_config.FILE
+    if file not in notes or library.config_file == file:
+        return file in notes
+    is_timm = library.config_key == "architecture"
+    return is_timm and not library.describe_model(notes) and bool(open_clip_config.timm_config(notes))
 
 
 def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from parity.checkpoints.containers.shards import INDEX
 from parity.checkpoints.derived_fields import FormatMismatch
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.format_matching import Match, join_keys
-from parity.checkpoints.formats import Fields, Format, add_version, hf_processor
+from parity.checkpoints.formats import Fields, Format, add_version, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
 from parity.checkpoints.formats.definition import Definition, digest
 from parity.checkpoints.recognition import recognise
 from parity.checkpoints.sidecar import read_own_notes
+from parity.checkpoints.timm_tower import TimmTower, find_tower, is_trunk
 from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.weights import Checkpoint, check_ignored_values, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
@@ -114,7 +116,9 @@ def build_checkpoint(
         _refuse_reading_options(_stated_format(notes), format, strip, ignore)
         found = _read_own(contents, notes, given)
     else:
-        found = _read_recognised(contents, notes, format, given, strip, ignore)
+        tower = find_tower(contents, notes)
+        read = partial(_read_timm_tower, tower) if tower else partial(_read_recognised, contents)
+        found = read(notes, format, given, strip, ignore)
     if any(array.dtype.name not in FLOAT_DTYPES for array in found.arrays.values()) and (
         what := describe_unreadable(contents.arrays)
     ):
@@ -186,6 +190,25 @@ def _read_recognised(
     assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore '{each}'") for each in texts))
     overridden = find_overridden(match.format.stated_fields(match.evidence), given)
     return Checkpoint(config, name, match.arrays, contents.container, assumed, tuple(left), overridden=overridden)
+
+
+def _read_timm_tower(
+    tower: TimmTower,
+    notes: Mapping[str, Any],
+    format: str | None,
+    given: Fields,
+    strip: str | None,
+    ignore: Sequence[str],
+) -> Checkpoint:
+    """Return an image tower of timm in OpenCLIP's weights; the other arguments are those of `build_checkpoint`."""
+    others = {name: note for name, note in notes.items() if name != open_clip_config.FILE}
+    strip = None if is_trunk(strip) else strip  # `tower` has the keys without it
+    try:
+        found = _read_recognised(tower.contents, {**others, "config.json": tower.config}, format, given, strip, ignore)
+    except InputError as error:
+        what = f"its image tower is timm's {tower.name}, whose config.json is made from its {open_clip_config.FILE}"
+        raise InputError(f"{what}: {error}") from None
+    return replace(found, left=(*found.left, *tower.left))
 
 
 def _assumed_zeros(arrays: Mapping[str, StoredArray]) -> list[Assumption]:

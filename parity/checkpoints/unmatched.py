@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.format_matching import Match
-from parity.checkpoints.formats import Format, formats, get, open_clip_config, timm_arguments
+from parity.checkpoints.formats import Format, formats, get, timm_arguments
 from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.unreadable import describe_reparametrized, describe_unreadable
 from parity.checkpoints.wrappers import CLASSIFIERS
@@ -86,11 +86,6 @@ def _describe_unknown_keys(
                 return (
                     "these weights are of transformers' Flax BEiT, whose keys no format has: load them with from_flax=True "
                     "in transformers 4, and save them as PyTorch's"
-                )
-            if file == open_clip_config.FILE and all(key.startswith("visual.trunk.") for key in keys[:5]):
-                return (
-                    f"its image tower is a model of timm, which {file} does not describe: move the weights to a folder "
-                    f"without that file, and give --strip visual.trunk. (strip=)"
                 )
             what = f"is of {kind} {config[kind]!r}, which" if kind else "describes a model that"
             return f"its {file} {what} has other keys than {some}: give the {file} of these weights"

@@ -1,9 +1,10 @@
 """Read open_clip_config.json, which OpenCLIP stores beside its weights: the image tower and the preprocessing.
 
-An unknown field, or a value that changes the function, is refused.  Text towers are not read.
+An unknown field, or a value that changes the function, is refused.  Text towers are not read.  `timm_config` describes an
+image tower that is a model of timm.
 
-Source: open_clip 3.3.0, src/open_clip/model.py (CLIPVisionCfg, _build_vision_tower), transform.py (PreprocessCfg,
-image_transform), factory.py and push_to_hf_hub.py.
+Source: open_clip 3.3.0, src/open_clip/model.py (CLIPVisionCfg, _build_vision_tower), timm_model.py (TimmModel),
+transform.py (PreprocessCfg, image_transform), factory.py and push_to_hf_hub.py.
 """
 
 from collections.abc import Mapping
@@ -61,11 +62,7 @@ def config_fields(notes: Mapping[str, Any]) -> Fields:
     """
     if not (whole := notes.get(FILE)):
         return {}
-    _refuse_unknown(FILE, whole, frozenset({"model_cfg", "preprocess_cfg"}))
-    model = _object(whole, "model_cfg")
-    _refuse_unknown("model_cfg", model, _MODEL_FIELDS)
-    tower = _object(model, "vision_cfg")
-    _refuse_unknown("vision_cfg", tower, frozenset({*_TOWER_DEFAULTS, *_REQUIRED_VALUES, *_NEUTRAL_FIELDS}))
+    model, tower = _known_parts(whole)
     for name, values in _REQUIRED_VALUES.items():
         if name in tower and not any(type(tower[name]) is type(value) and tower[name] == value for value in values):
             _refuse(f"vision_cfg.{name}", tower[name])
@@ -95,6 +92,36 @@ def config_fields(notes: Mapping[str, Any]) -> Fields:
     }
 
 
+def timm_config(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return timm's config.json for an image tower that is a model of timm; {} if open_clip_config.json names none.
+
+    TimmModel passes timm_pool to the model that it creates, unless a projection follows it and timm_pool is empty.
+
+    Raises:
+        InputError: an unknown field or value; names it.
+    """
+    if not (whole := notes.get(FILE)):
+        return {}
+    model, tower = _known_parts(whole)
+    if not (name := tower.get("timm_model_name")):
+        return {}
+    pool, projection, embedding = tower.get("timm_pool", "avg"), tower.get("timm_proj", "linear"), model.get("embed_dim")
+    if projection not in (None, "", "none", "linear"):  # "mlp" has two layers
+        _refuse("vision_cfg.timm_proj", projection)
+    if type(embedding) is not int:
+        _refuse("embed_dim", embedding)
+    return {
+        "architecture": name,
+        "num_classes": 0 if projection == "none" else embedding,
+        "model_args": {} if projection == "linear" and not pool else {"global_pool": pool},
+        "pretrained_cfg": {
+            "input_size": [3, *_parse_size(tower.get("image_size", _TOWER_DEFAULTS["image_size"]), "image_size")],
+            "fixed_input_size": True,
+            **{field.removeprefix("pixels."): list(values) for field, values in _pixels(whole).items()},
+        },
+    }
+
+
 def preprocessing(notes: Mapping[str, Any]) -> Preprocessing:
     """Return OpenCLIP's preprocessing for this model.
 
@@ -116,6 +143,16 @@ def preprocessing(notes: Mapping[str, Any]) -> Preprocessing:
             f"{FILE} says interpolation {filter!r} for {size}: OpenCLIP 3.3 uses bicubic for sizes that are not square"
         )
     return center_crop(size, filter=filter)
+
+
+def _known_parts(whole: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return model_cfg and its vision_cfg, which have known fields only."""
+    _refuse_unknown(FILE, whole, frozenset({"model_cfg", "preprocess_cfg"}))
+    model = _object(whole, "model_cfg")
+    _refuse_unknown("model_cfg", model, _MODEL_FIELDS)
+    tower = _object(model, "vision_cfg")
+    _refuse_unknown("vision_cfg", tower, frozenset({*_TOWER_DEFAULTS, *_REQUIRED_VALUES, *_NEUTRAL_FIELDS}))
+    return model, tower
 
 
 def _activation(quick: Any, options: Any) -> str:

@@ -863,9 +863,9 @@ OTHER_KEYS = {  # file beside the weights -> its content, a key of them, and the
         r"of transformers' Flax BEiT, .*: load them with from_flax=True in transformers 4, and save them as PyTorch's",
     ),
     "open_clip_config.json": (
-        {"model_cfg": {"vision_cfg": {"timm_model_name": "vit_tiny_patch16_224"}}},
+        {"model_cfg": {"vision_cfg": {"layers": 12}}},
         "visual.trunk.blocks.0.norm1.weight",
-        r"its image tower is a model of timm, .*: move the weights to a folder without that file, and give --strip visual",
+        r"describes a model that has other keys than .*: give the open_clip_config.json of these weights",
     ),
 }
 

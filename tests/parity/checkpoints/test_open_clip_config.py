@@ -12,7 +12,7 @@ import parity
 from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.preprocessing import center_crop
 from parity.comparison import reproducible_init
-from vit_spec import InputError, get
+from vit_spec import InputError, ViTConfig, get
 
 CONFIG = get(
     "clip_b16",
@@ -116,7 +116,7 @@ def test_fields_of_the_file_go_into_the_config(tmp_path: Path, changes: dict[str
     [
         ({"tower": {"pool_type": "avg"}}, "vision_cfg.pool_type 'avg', which ViTConfig cannot express"),
         ({"tower": {"qk_norm": True}}, "vision_cfg.qk_norm True"),
-        ({"tower": {"timm_model_name": "vit_base_patch16_224"}}, "vision_cfg.timm_model_name 'vit_base_patch16_224'"),
+        ({"tower": {"timm_model_name": "test_vit"}}, "vision_cfg.timm_model_name 'test_vit'"),
         ({"tower": {"act_kwargs": {"slope": 1}}}, "vision_cfg.act_kwargs"),
         ({"tower": {"a_word_of_tomorrow": 1}}, "'a_word_of_tomorrow' in vision_cfg, which is not supported"),
         ({"tower": {"layers": [3, 4, 6, 3]}}, "vision_cfg.layers"),
@@ -156,3 +156,73 @@ def test_weights_of_another_library_beside_it_are_refused(tmp_path: Path) -> Non
         parity.load(tmp_path)
     with pytest.raises(InputError, match=r"open_clip_config\.json is not for format 'torch': leave --from \(format=\) out"):
         parity.load(tmp_path, format="torch")
+
+
+# Image towers of timm --------------------------------------------------------------------------------------------------
+
+TRUNK = ViTConfig(
+    image_size=(32, 48), width=64, depth=6, num_heads=2, mlp_dim=192, num_classes=5, pixels=CONFIG.pixels
+)  # timm's test_vit
+TRUNK_CFG = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": None, "image_size": [32, 48]}
+
+
+def timm_folder(path: Path, tower: Any = None, wrapper: str = "", **more: np.ndarray) -> Path:
+    """Write a folder of OpenCLIP whose image tower is timm's test_vit, with the first arrays of the text tower."""
+    cfg = {**TRUNK_CFG, **(tower or {})}
+    trunk = dict(converted_arrays(reproducible_init.weights(TRUNK, 0), "timm"))
+    if cfg["timm_proj"] == "linear":
+        del trunk["head.bias"]
+        more["visual.head.proj.weight"] = trunk.pop("head.weight")
+    keys = {**{f"visual.trunk.{key}": array for key, array in trunk.items()}, **TEXT_TOWER, **more}
+    save_file({f"{wrapper}{key}": array for key, array in keys.items()}, path / "open_clip_model.safetensors")
+    content = {"model_cfg": {"embed_dim": 5, "vision_cfg": cfg, "text_cfg": TEXT}, "preprocess_cfg": IMAGES}
+    (path / "open_clip_config.json").write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("options", [{}, {"strip": "visual.trunk."}, {"format": "timm"}], ids=str)
+@pytest.mark.parametrize("wrapper", ["", "module."])
+@pytest.mark.parametrize("projection", [None, "linear"])
+def test_an_image_tower_of_timm_is_read_as_timms(
+    tmp_path: Path, projection: str | None, wrapper: str, options: dict[str, str]
+) -> None:
+    found = parity.load(timm_folder(tmp_path, {"timm_proj": projection}, wrapper), **options)
+    assert found.format == "timm:vit" and not found.assumed
+    assert found.config == TRUNK.with_fields(
+        {"head.bias": projection is None, "norms.eps": 1e-6, "positions.table": found.config.positions.table}
+    )
+    expected = dict(converted_arrays(reproducible_init.weights(TRUNK, 0), "timm"))
+    assert all(np.array_equal(array, expected[key]) for key, array in converted_arrays(found, "timm") if key != "head.bias")
+    assert found.preprocessing == center_crop((32, 48), filter="bicubic")
+    assert found.left == ("logit_scale and 1 more: the text tower",)
+
+
+def test_a_tower_without_a_projection_has_no_classifier(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"whose config\.json is made from its open_clip_config\.json: .* says num_classes=0"
+    ):
+        parity.load(timm_folder(tmp_path, {"timm_proj": "none"}))
+
+
+def test_a_projection_beside_a_classifier_of_the_trunk_is_refused(tmp_path: Path) -> None:
+    second = {"visual.head.proj.weight": np.ones((5, 64), np.float32)}
+    with pytest.raises(InputError, match=r"unexpected visual\.(head\.proj|trunk\.head)\.weight"):
+        parity.load(timm_folder(tmp_path, **second))
+
+
+@pytest.mark.parametrize(
+    ("tower", "said"),
+    [
+        ({"timm_model_name": "vit_base_mci_224"}, "timm's vit_base_mci_224 with embed_layer='HybridEmbed"),
+        ({"timm_model_name": "vitamin_small_224"}, "timm's 'vitamin_small_224', which is no ViT of timm"),
+        ({"timm_proj": "mlp"}, "vision_cfg.timm_proj 'mlp'"),
+        ({"timm_pool": "rot_attn"}, "global_pool='rot_attn'"),
+        ({"timm_pool": "avg"}, "says norms.after_blocks=False, but its tensors show True"),
+        ({"image_size": 64}, "64x64 has 16 patches of 16x16, the position table 7 rows"),
+    ],
+    ids=str,
+)
+def test_an_image_tower_of_timm_that_differs_is_refused(tmp_path: Path, tower: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        parity.load(timm_folder(tmp_path, tower))
+    assert said in str(error.value) and "\n" not in str(error.value)
