@@ -12,6 +12,7 @@ from parity.comparison.any_model.flax_runner import FlaxRunner, remedy
 from parity.comparison.any_model.inputs import as_arrays
 from parity.comparison.any_model.matching import Uses
 from parity.comparison.any_model.outputs import (
+    NOT_COMPARED,
     as_lines,
     not_compared,
     pair_outputs,
@@ -211,6 +212,17 @@ class BothModels:
     def is_same_function(self) -> bool:
         """Whether all tensors pass G0."""
         return all(row.same_function for row in self.rows)
+
+    @property
+    def unpaired_outputs(self) -> list[str]:
+        """Names of the outputs that one model returns alone; empty if the caller has selected outputs."""
+        return [] if self._selected else [name for name, why in self.skipped_outputs.items() if why == NOT_COMPARED]
+
+    @property
+    def is_only_loss_different(self) -> bool:
+        """Whether the losses differ although the outputs agree, so that gradients say nothing about the models."""
+        wrong = {row.name for row in self.rows if not row.same_function}
+        return "loss" in wrong and wrong.isdisjoint(self.names)
 
     def use_tables(self, tables: Sequence[Table]) -> None:
         """Use PyTorch's constants in Flax in the place of those that one of the models has rounded to float32."""

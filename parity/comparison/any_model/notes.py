@@ -16,6 +16,8 @@ def hints(models: BothModels, contradicting: Sequence[tuple[str, str]]) -> Itera
     contradicting: pairs of keys with which the models agree, and which their names contradict.
     """
     flax, torch = (models.runs[f"{side} float64"] for side in ("flax", "torch"))
+    if models.is_only_loss_different:
+        yield _hint_on_loss(models, flax, torch)
     swapped = list(swapped_outputs(flax, torch, models.names))
     yield from swapped
     yield from other_momenta(flax, torch, models.torch.weights, models.torch.batch_norms)
@@ -33,12 +35,25 @@ def hints(models: BothModels, contradicting: Sequence[tuple[str, str]]) -> Itera
         yield f"{names} of flax ran in training mode: call model.eval() first, or give the nnx.Module itself as params"
 
 
+def _hint_on_loss(models: BothModels, flax: Mapping[str, Array], torch: Mapping[str, Array]) -> str:
+    """Return why the losses may differ of models whose outputs agree."""
+    kinds = {name: [flax[name].dtype, torch[name].dtype] for name in models.names}
+    for name, dtypes in kinds.items():
+        if len({dtype.kind == "f" for dtype in dtypes}) > 1:
+            types = f"{dtypes[0]} in flax and {dtypes[1]} in torch"
+            return f"{name} is {types}, and the default loss counts floating-point outputs only: return the same type"
+    skipped = f", or {_listed([*models.skipped_outputs])}" if models.skipped_outputs else ""
+    return f"the outputs agree and the losses do not: the two functions of loss differ{skipped}"
+
+
 def notes(models: BothModels, misleading: Sequence[tuple[str, str]], of_classes: Mapping[str, Axes]) -> Iterator[str]:
     """Yield sentences about what a comparison cannot show, whether the models pass or not.
 
     misleading: pairs of keys that the order of use gives, whose names are less similar than those of other pairs.
     of_classes: the order of axes of PyTorch's matrices whose class fixes it, by key.
     """
+    if alone := models.unpaired_outputs:
+        yield f"the other model does not return {_listed(alone)}: the comparison leaves out what is returned by one alone"
     yield from _notes_on_inputs(models)
     yield from _notes_on_mapping(models, misleading, of_classes)
     yield from _notes_on_tensors(models)

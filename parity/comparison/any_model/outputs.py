@@ -11,6 +11,7 @@ from vit_spec import InputError, nearest
 
 Permutations = Sequence[list[int] | None]
 Loss = Callable[[Any], Any]
+NOT_COMPARED = "not compared"  # why an array is skipped: it was not selected, or one model returns it alone
 
 
 def named_arrays(returned: Any, name: str = "output", skipped: dict[str, str] | None = None) -> Iterator[tuple[str, Any]]:
@@ -74,7 +75,7 @@ def not_compared(side: str, other_types: Mapping[str, str], names: Mapping[str, 
     """Return why parts of a return value are not compared."""
     kinds = {name: f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}" for name, kind in other_types.items()}
     out = {f"{name} of {side}": f"{kind}, which is no array" for name, kind in kinds.items()}
-    return out | {f"{name} of {side}": "not compared" for name in names if name not in compared}
+    return out | {f"{name} of {side}": NOT_COMPARED for name in names if name not in compared}
 
 
 def _selected_pair(line: str, flax: Sequence[str], torch: Sequence[str]) -> tuple[str, str]:

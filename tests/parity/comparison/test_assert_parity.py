@@ -172,6 +172,32 @@ def test_a_custom_loss_is_differentiated() -> None:
     )
 
 
+def test_losses_that_differ_on_equal_outputs_are_named_and_no_part_of_the_models() -> None:
+    report = compare_linear(loss=(lambda y: (y**2).sum(), lambda y: (y**2).mean()))
+    assert not report.passed and report.origin is None
+    assert "hint: the outputs agree and the losses do not: the two functions of loss differ" in str(report)
+
+
+def test_an_output_of_another_kind_is_named_as_the_reason_for_other_losses() -> None:
+    class Classes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            y = self.fc(x)
+            return {"logits": y, "class": y.argmax(-1).float()}
+
+    def apply(variables: Any, x: Any) -> Any:
+        y = linen.Dense(4, name="fc").apply({"params": variables["params"]["fc"]}, x)
+        return {"logits": y, "class": jnp.argmax(y, -1)}
+
+    params = {"params": {"fc": linen.Dense(4).init(jax.random.key(0), ROWS)["params"]}}
+    report = compare_models(apply, params, Classes(), ROWS, level="function")
+    assert not report.passed and report.origin is None
+    assert re.search(r"hint: output\.class is int\d+ in flax and float64 in torch", str(report))
+
+
 @pytest.mark.parametrize("source", ["flax", "torch"])
 def test_both_models_run_with_the_weights_of_the_requested_side(source: str) -> None:
     params, other = random_variables(Linear(), ROWS), TorchLinear()
