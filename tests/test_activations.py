@@ -11,7 +11,8 @@ from parity.checkpoints.formats import get, hugging_face, timm_constructors
 from parity.comparison.diagnosis.implementation_hypotheses import CONFIG_ACTIVATIONS
 from tests import ROOT
 from vit_spec import InputError, Mlp
-from vit_spec.parts import UNGATED_ACTIVATIONS, Activation
+from vit_spec.cost import ACTIVATION_ARRAYS
+from vit_spec.parts import GATED_ACTIVATIONS, UNGATED_ACTIVATIONS, Activation
 
 CONFIG = vit_spec.get("vit_ti16", width=24, depth=1, num_heads=3)
 
@@ -29,6 +30,7 @@ def _entries(names: Collection[str]) -> Callable[[str], bool]:
 PLACES: dict[str, Callable[[str], bool]] = {
     "vit_jax/layers.py: activation": _cases("vit_jax/layers.py"),
     "vit_torch/layers.py: activation": _cases("vit_torch/layers.py"),
+    "vit_spec/cost.py: ACTIVATION_ARRAYS": _entries(ACTIVATION_ARRAYS),
     "vit_spec/parts.py: docstring of Mlp": lambda kind: f'"{kind}"' in (Mlp.__doc__ or ""),
     "parity/checkpoints/formats/timm_constructors.py: ACTIVATIONS": _entries(timm_constructors.ACTIVATIONS.values()),
     "parity/checkpoints/formats/hugging_face.py: ACTIVATIONS": _entries(hugging_face.ACTIVATIONS.values()),
@@ -50,7 +52,7 @@ def test_every_place_has_the_activation(kind: str) -> None:
 
 
 def test_an_activation_that_is_new_lacks_every_place() -> None:
-    assert set(get_args(Activation)) - set(UNGATED_ACTIVATIONS) == {"swiglu"}  # its gate is in places of its own
+    assert {*GATED_ACTIVATIONS, *UNGATED_ACTIVATIONS} == set(get_args(Activation))  # a gate is in places of its own
     assert places_without("a new one") == list(PLACES)
 
 

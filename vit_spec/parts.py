@@ -235,7 +235,8 @@ class Attention:
 
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none", "swiglu"]
-UNGATED_ACTIVATIONS: tuple[Activation, ...] = tuple(each for each in get_args(Activation) if each != "swiglu")
+GATED_ACTIVATIONS: tuple[Activation, ...] = ("swiglu",)
+UNGATED_ACTIVATIONS: tuple[Activation, ...] = tuple(each for each in get_args(Activation) if each not in GATED_ACTIVATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +259,7 @@ class Mlp:
     @property
     def is_gated(self) -> bool:
         """Whether fc1 has two outputs, a gate and a value."""
-        return self.activation == "swiglu"
+        return self.activation in GATED_ACTIVATIONS
 
 
 @dataclass(frozen=True, kw_only=True)

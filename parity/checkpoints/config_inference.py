@@ -173,6 +173,11 @@ def _build_config(format: Format, fields: Fields, inferred: Fields, given: Field
     except InputError as error:
         # If the config without the user's fields is valid, these are wrong, and not the format.
         raise (InputError if given and _is_valid(without_given) else FormatMismatch)(str(error)) from None
+    if (problems := format.problems(config)) and not format.definition:
+        raise FormatMismatch(
+            f"format {format.name!r} {'; '.join(problems)}: give other values, or a format file that begins as "
+            f"`python -m parity formats --show {format.name}` prints"
+        )
     try:
         format.layouts(config)
     except InputError as error:

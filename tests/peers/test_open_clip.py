@@ -28,6 +28,14 @@ TIMM: dict[str, tuple[dict[str, Any], str]] = {
     "linear": ({"timm_model_name": "test_vit2", "timm_pool": "", "timm_proj": "linear"}, "timm:vit"),
     "linear, bias": ({"timm_model_name": "test_vit4", "timm_proj": "linear", "timm_proj_bias": True}, "timm:vit"),
 }
+# vision_cfg of OpenCLIP's own tower, besides its sizes
+OWN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "options": {"ls_init_value": 0.1, "norm_kwargs": {"eps": 1e-3}, "act_kwargs": {"approximate": "tanh"}},
+    "mean": {"pool_type": "avg"},
+    "all tokens": {"pool_type": "none", "final_ln_after_pool": True},
+    "no norm before the blocks": {"no_ln_pre": True, "final_ln_after_pool": True},
+}
 
 
 class NoTokenizer:
@@ -54,3 +62,9 @@ def prove_folder(name: str, tower: dict[str, Any], format: str, tmp_path: Path) 
 def test_the_twins_compute_the_outputs_of_a_tower_of_timm(name: str, tmp_path: Path) -> None:
     tower, format = TIMM[name]
     prove_folder(name, {**tower, "image_size": SIDE}, format, tmp_path)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_twins_compute_the_outputs_of_openclips_own_tower(name: str, tmp_path: Path) -> None:
+    sizes = {"image_size": [32, 48], "layers": 2, "width": 12, "head_width": 6, "mlp_ratio": 1.5, "patch_size": 16}
+    prove_folder(name, {**sizes, **OWN[name]}, "openai-clip:clip", tmp_path)

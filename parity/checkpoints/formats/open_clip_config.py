@@ -31,13 +31,15 @@ _TOWER_DEFAULTS: Fields = {  # the fields of vision_cfg that are read, with Open
     "ls_init_value": None,
     "act_kwargs": None,
     "norm_kwargs": None,
+    "pool_type": "tok",
+    "no_ln_pre": False,
+    "final_ln_after_pool": False,
 }
+_POOLS = {"tok": "token", "avg": "mean", "none": "none"}
 _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {  # any other value changes the function
     "timm_model_name": (None, ""),
     "attentional_pool": (False,),
-    "no_ln_pre": (False,),
     "pos_embed_type": ("learnable", "sin_cos_2d"),  # either is a table in the weights
-    "pool_type": ("tok",),
     "block_type": (None, "default"),
     "qk_norm": (False,),
     "scaled_cosine_attn": (False,),
@@ -47,9 +49,8 @@ _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {  # any other value changes t
     "scale_fc": (False,),
 }
 # Fields that act in training only, select outputs, or belong to a feature that `_REQUIRED_VALUES` excludes.
-# final_ln_after_pool has no effect, because a single token is pooled: its norm is the same before and after pooling.
 _NEUTRAL_FIELDS = frozenset(
-    "patch_dropout output_tokens final_ln_after_pool attn_pooler_queries attn_pooler_heads timm_model_pretrained timm_pool "
+    "patch_dropout output_tokens attn_pooler_queries attn_pooler_heads timm_model_pretrained timm_pool "
     "timm_proj timm_proj_bias timm_drop timm_drop_path".split()
 )
 
@@ -72,6 +73,13 @@ def config_fields(notes: Mapping[str, Any]) -> Fields:
             _refuse(f"vision_cfg.{name}", read[name])
     if type(read["mlp_ratio"]) not in (int, float):
         _refuse("vision_cfg.mlp_ratio", read["mlp_ratio"])
+    if (pool := read["pool_type"]) not in _POOLS:
+        _refuse("vision_cfg.pool_type", pool)
+    for name in ("no_ln_pre", "final_ln_after_pool"):
+        if type(read[name]) is not bool:
+            _refuse(f"vision_cfg.{name}", read[name])
+    if pool == "avg" and read["final_ln_after_pool"]:  # the norm of a single token is the same before and after pooling
+        _refuse("vision_cfg.final_ln_after_pool True with pool_type", pool)
     return {
         "image_size": _parse_size(read["image_size"], "image_size"),
         "patch_size": _parse_size(read["patch_size"], "patch_size"),
@@ -79,11 +87,12 @@ def config_fields(notes: Mapping[str, Any]) -> Fields:
         "depth": read["layers"],
         "num_heads": read["width"] // read["head_width"],
         "mlp_dim": int(read["width"] * read["mlp_ratio"]),
-        "head.pool": "token",
+        "head.pool": _POOLS[pool],
         "positions.rotary": "none",
         "mlp.activation": _activation(model.get("quick_gelu", False), read["act_kwargs"]),
         "norms.eps": _eps(read["norm_kwargs"]),
         "norms.layer_scale": read["ls_init_value"],
+        "norms.before_blocks": not read["no_ln_pre"],
         "resampling.kernel": "bicubic",
         "resampling.antialias": True,
         "resampling.align_corners": False,
@@ -107,9 +116,9 @@ def timm_config(notes: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     pool, projection, embedding = tower.get("timm_pool", "avg"), tower.get("timm_proj", "linear"), model.get("embed_dim")
     if projection not in (None, "", "none", "linear"):  # "mlp" has two layers
-        _refuse("vision_cfg.timm_proj", projection)
+        raise InputError(f"its {FILE} says vision_cfg.timm_proj {projection!r}: only 'none', 'linear' and null are read")
     if type(embedding) is not int:
-        _refuse("embed_dim", embedding)
+        raise InputError(f"its {FILE} says embed_dim {embedding!r}: a whole number was expected")
     return {
         "architecture": name,
         "num_classes": 0 if projection == "none" else embedding,
@@ -214,4 +223,7 @@ def _parse_size(value: Any, name: str) -> tuple[int, int]:
 
 
 def _refuse(name: str, value: Any) -> NoReturn:
-    raise InputError(f"its {FILE} says {name} {value!r}, which ViTConfig cannot express: it cannot be read")
+    raise InputError(
+        f"its {FILE} says {name} {value!r}, which this format does not read: if ViTConfig can express it, change what "
+        f"`python -m parity formats --show openai-clip` prints, and give that file with --format-file and --from"
+    )

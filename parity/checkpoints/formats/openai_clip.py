@@ -3,7 +3,8 @@
 The projection to the shared embedding is read as the classifier: a matrix that multiplies from the right, without a bias.
 OpenCLIP has the same names, also for images that are not square.  OpenCLIP's own models use exact GELU, and OpenAI's use
 x * sigmoid(1.702 x).  A file shows its activation only if it has the additional entries of OpenAI's archives, or if
-open_clip_config.json lies beside it.  The text tower is neither read nor written.
+open_clip_config.json lies beside it.  OpenCLIP's models may also take the mean of the patches, or return all tokens, and
+may have no norm before the blocks.  The text tower is neither read nor written.
 
 Sources: openai/CLIP d05afc4, clip/model.py; mlfoundations/open_clip, src/open_clip/transformer.py.
 """
@@ -103,15 +104,16 @@ FORMAT = Format(
         "positions.rotary": "none",  # an assumption: Perception Encoders have these keys, and no key for rotary positions
         "tokens.patch_bias": False,
         "positions.covers": "all",
-        "norms.before_blocks": True,
+        "norms.before_blocks": (True, False),
         "norms.after_blocks": True,
         "norms.after_pool": False,
-        "head.pool": "token",
+        "head.pool": ("token", "mean", "none"),
         "head.hidden": None,
         "head.bias": False,
     },
     unsupported=lambda config, variant: unsupported_head_width(config),
     assumed={
+        "head.pool": "token",
         "norms.eps": 1e-5,
         "mlp.activation": "quick_gelu",
         "pixels.mean": CLIP.mean,

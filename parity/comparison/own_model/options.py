@@ -10,7 +10,7 @@ from parity.checkpoints.layout import FIXED_SIZES
 from parity.comparison.own_model.candidate import Candidate, Dims
 from parity.comparison.own_model.model import Trace
 from vit_spec import InputError
-from vit_spec.parts import UNGATED_ACTIVATIONS
+from vit_spec.parts import GATED_ACTIVATIONS, UNGATED_ACTIVATIONS
 from vit_spec.positions import SCALED_ROTARY, TABLES
 
 _EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3)
@@ -87,8 +87,8 @@ class Options:
 
     def mlp(self, candidate: Candidate) -> Iterator[Candidate]:
         """Yield candidates that differ in the MLP."""
-        gated = candidate.roles.fields.get("mlp.activation") == "swiglu"
-        for kind in ["swiglu"] if gated else self._of("mlp.activation", self._activations()):
+        gated = candidate.roles.fields.get("mlp.activation") in GATED_ACTIVATIONS
+        for kind in GATED_ACTIVATIONS if gated else self._of("mlp.activation", self._activations()):
             chosen = candidate.with_fields(mlp__activation=kind)
             words = chosen.roles.words.get("glu", ())
             orders = [chosen.with_words("glu", order) for order in permutations(words)] if words else [chosen]

@@ -66,6 +66,14 @@ def test_the_file_determines_the_config_and_the_preprocessing(tmp_path: Path) ->
     assert found.preprocessing == center_crop((32, 48), filter="bicubic")
 
 
+def test_a_value_that_the_format_cannot_have_is_refused_with_the_way_to_a_format_file(tmp_path: Path) -> None:
+    (folder(tmp_path) / "open_clip_config.json").unlink()
+    given = {"image_size": (32, 48), "num_heads": 6}
+    assert parity.load(tmp_path, given={**given, "head.pool": "mean"}).config.head.pool == "mean"
+    with pytest.raises(InputError, match=r"no key for attn_pool.*: give other values, or a format file that begins as"):
+        parity.load(tmp_path, given={**given, "head.pool": "attention"})
+
+
 def test_layers_with_names_of_the_text_tower_are_an_assumption_without_a_text_tower(tmp_path: Path) -> None:
     """Such a file is of another module, which contains an image tower as `visual`."""
     weights = folder(tmp_path) / "open_clip_model.safetensors"
@@ -105,16 +113,31 @@ def test_a_file_that_contradicts_our_metadata_is_refused(tmp_path: Path) -> None
         ({"images": {"mean": [0.5, 0.5, 0.5]}}, "pixels.mean", (0.5,)),
         ({"images": {"std": None}}, "pixels.std", get("clip_b16").pixels.std),
         ({"tower": {"final_ln_after_pool": True, "patch_dropout": 0.5}}, "head.pool", "token"),
+        ({"tower": {"pool_type": "avg"}}, "head.pool", "mean"),
+        ({"tower": {"pool_type": "none", "final_ln_after_pool": True}}, "head.pool", "none"),
     ],
 )
 def test_fields_of_the_file_go_into_the_config(tmp_path: Path, changes: dict[str, Any], field: str, value: Any) -> None:
     assert parity.load(folder(tmp_path, **changes)).config.at(field) == value
 
 
+def test_a_tower_without_a_norm_before_the_blocks_is_read(tmp_path: Path) -> None:
+    weights = folder(tmp_path, {"no_ln_pre": True}) / "open_clip_model.safetensors"
+    save_file({key: array for key, array in load_file(weights).items() if ".ln_pre." not in key}, weights)
+    found = parity.load(tmp_path)
+    assert not found.config.norms.before_blocks and not found.assumed
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tower": {"pool_type": "avg"}}, "vision_cfg.pool_type 'avg', which ViTConfig cannot express"),
+        (
+            {"tower": {"pool_type": "avg", "final_ln_after_pool": True}},
+            "final_ln_after_pool True with pool_type 'avg', which",
+        ),
+        ({"tower": {"pool_type": "max"}}, "vision_cfg.pool_type 'max', which this format does not read: if ViTConfig can"),
+        ({"tower": {"no_ln_pre": True}}, "says norms.before_blocks=False, but its tensors show True"),
+        ({"tower": {"no_ln_pre": 1}}, "vision_cfg.no_ln_pre 1"),
         ({"tower": {"qk_norm": True}}, "vision_cfg.qk_norm True"),
         ({"tower": {"timm_model_name": "test_vit"}}, "vision_cfg.timm_model_name 'test_vit'"),
         ({"tower": {"act_kwargs": {"slope": 1}}}, "vision_cfg.act_kwargs"),

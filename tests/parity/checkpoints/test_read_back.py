@@ -202,6 +202,6 @@ def test_every_option_is_shown_by_tensors_or_assumed_or_neutral(name: str) -> No
     assert others and all(is_known_to_readers(name, config) for config in others), (
         f"readers of a file without a config silently take {name} for {usual.at(name)!r}: add it to DEFAULTS in "
         f"parity/checkpoints/field_defaults.py, so that every format that cannot show it assumes it and says so, or to "
-        f"NEUTRAL if it only matters in training or before the model; if tensors show it, read it in _fields_from_tensors "
+        f"NEUTRAL if it only matters in training or before the model; if tensors show it, read it in fields_from_tensors "
         f"and add a model with another value to STRUCTURES in test_conversions.py"
     )
