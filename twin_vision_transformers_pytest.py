@@ -150,7 +150,7 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
                 golden_outputs.record(path, report, test)
         except (InputError, OSError) as error:
             write(report.facts(), [str(error)])
-            raise
+            raise error.with_traceback(None) from error.__cause__
         write(report.facts(), lines)
         if lines or not report.passed:
             raise AssertionError("\n".join([*lines, str(report)]))

@@ -660,6 +660,7 @@ def test_a_golden_file_of_other_weights_is_refused_with_what_to_do(project: Any)
     outcomes, printed = project(weight=2.5)
     assert outcomes == {"failed": 1}
     assert "was recorded with other weights, inputs or outputs: record it again with --parity-record" in printed
+    assert "golden_outputs.py" not in printed  # nor the source of this package
 
 
 def test_each_call_in_a_test_has_its_own_golden_file(pytester: pytest.Pytester, project: Any) -> None:
