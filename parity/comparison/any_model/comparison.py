@@ -72,13 +72,26 @@ class Comparison:
             self.models.use(self._match(evidence=self._evidence))
         except InputError:  # the order in which a forward pass uses the parameters may decide
             self._evidence = replace(self._evidence, uses=self.models.uses())
-            self.models.use(self._match(evidence=self._evidence))
+            self.models.use(self._match_by_use())
         known = self._evidence.axes
         orders = self.models.correspondence.orders_of_siblings(known)
         axes = {key: Axes(order, "square: as the other matrices") for key, order in orders.items()}
         if axes:
             self._evidence = replace(self._evidence, axes={**known, **axes})
             self.models.use(self._match(evidence=self._evidence))
+
+    def _match_by_use(self) -> Correspondence:
+        """Return the mapping that names, shapes and the order of use give; names are split only where it needs that."""
+        try:
+            return self._match(evidence=self._evidence)
+        except InputError as error:
+            split = replace(self._evidence, splits_names=True)
+            try:
+                found = self._match(evidence=split)
+            except InputError:
+                raise error from None
+            self._evidence = split
+            return found
 
     def try_orders_of_axes(self) -> None:
         """Try the other order of axes of square matrices.

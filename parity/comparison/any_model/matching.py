@@ -6,19 +6,21 @@ order decide, the match is ambiguous, which is an error.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parity.comparison.any_model.lines import ARROW
 from parity.comparison.any_model.names import numbers, similarity
 from parity.comparison.any_model.parameters import (
     Axes,
     Parameter,
     Path,
     flax_parameter,
+    split_flax_parameter,
     split_fused,
     torch_parameter,
     unstack_blocks,
@@ -45,12 +47,14 @@ class PairEvidence:
     uses_first: whether this order decides before names.
     axes: the order of the axes of PyTorch's matrices by key, where it is known.
     tied: the further keys of PyTorch's tensors that have several, with the first key of each.
+    splits_names: whether the names of Flax's leaves are split, as those of functions may need; see `split_flax_parameter`.
     """
 
     uses: Uses | None = None
     uses_first: bool = False
     axes: Mapping[str, Axes] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
+    splits_names: bool = False
 
 
 def match_lines(
@@ -72,7 +76,9 @@ def match_lines(
     Raises:
         InputError: a parameter is ambiguous or has no counterpart.
     """
-    left = with_own_roles([flax_parameter(key, shape) for key, shape in flax.items()], "/")
+    split = evidence.splits_names
+    leaves = [split_flax_parameter(key, flax) if split else flax_parameter(key, shape) for key, shape in flax.items()]
+    left = with_own_roles(leaves, "/")
     right = with_own_roles([torch_parameter(key, shape, evidence.axes.get(key)) for key, shape in torch.items()], ".")
     attempts = [left]
     if (unstacked := unstack_blocks(left, right)) != left:
@@ -324,10 +330,19 @@ def _unmatched_error(
         for side, modules in (("torch's", torch), ("flax's", flax))
         if (keys := [*dict.fromkeys(_describe_keys(module) for module in modules)])
     ]
-    return InputError(
-        f"no counterpart by name and shape for {' and '.join(sides)}; "
-        "give it in layouts as 'flax key | axes <-> torch key | axes'"
-    )
+    lines = (line for a in flax for b in torch for line in _example_lines(a, b))
+    example = next(lines, "flax key | axes <-> torch key | axes")
+    remedy = f"give it in layouts, such as {example!r} if that is right"
+    return InputError(f"no counterpart by name and shape for {' and '.join(sides)}; {remedy}")
+
+
+def _example_lines(flax: Module, torch: Module) -> Iterator[str]:
+    """Yield a line of `layouts` for each two parameters with the same lengths of axes, if all lengths differ."""
+    for a in flax.parameters.values():
+        axes = dict(zip(a.shape, "abcdefgh", strict=False))
+        for b in torch.parameters.values():
+            if len(axes) == len(a.shape) and sorted(a.shape) == sorted(b.shape):
+                yield f"{a.layout(list(axes.values()))} {ARROW} {b.layout([axes[length] for length in b.shape])}"
 
 
 def _describe_keys(module: Module) -> str:

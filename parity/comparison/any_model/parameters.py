@@ -6,7 +6,7 @@ values become several parameters, if the other side has them separately.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -121,6 +121,29 @@ def flax_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
     path = tuple(key.removeprefix("batch_stats/").split("/"))
     role = FLAX_ROLES.get(path[-1])
     return _parameter(key, path[:-1] if role else path, role, path[-1] == "kernel", shape)
+
+
+_SPELLED = re.compile(rf"(?:(.+)_)?({'|'.join(sorted(FLAX_ROLES, key=len, reverse=True))})(\d*)", re.IGNORECASE)
+
+
+def split_flax_parameter(key: str, shapes: Mapping[str, tuple[int, ...]]) -> Parameter:
+    """Return the parameter for a leaf of a pytree of a function, whose names need not be those of Flax.
+
+    The last name may contain the module and a number, as in "fc1_w", "fc1.weight", "W1", or may be a number: one vector
+    beside one array of more axes is a bias, as in a list of (W, b).
+
+    shapes: of all leaves, by key.
+    """
+    path, shape = tuple(key.removeprefix("batch_stats/").replace(".", "/").split("/")), shapes[key]
+    if found := _SPELLED.fullmatch(path[-1]):
+        module, name, number = found.groups()
+        name = name.lower()
+        return _parameter(key, (*path[:-1], *filter(None, (module, number))), FLAX_ROLES[name], name == "kernel", shape)
+    parent = key.rpartition("/")[0]
+    siblings = [len(other) for name, other in shapes.items() if name.rpartition("/")[0] == parent]
+    if path[-1].isdecimal() and len(siblings) == 2 and min(siblings) == 1 < max(siblings):
+        return _parameter(key, path[:-1], "bias" if len(shape) == 1 else "weight", False, shape)
+    return _parameter(key, path, None, False, shape)
 
 
 def torch_parameter(key: str, shape: tuple[int, ...], axes: Axes | None = None) -> Parameter:

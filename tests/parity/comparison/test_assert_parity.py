@@ -172,6 +172,18 @@ def test_a_custom_loss_is_differentiated() -> None:
     )
 
 
+def test_a_function_with_a_list_of_pairs_is_compared() -> None:
+    layers = [(RNG.standard_normal((4, 6)), RNG.standard_normal(6)), (RNG.standard_normal((6, 2)), RNG.standard_normal(2))]
+
+    def apply(params: Any, x: Any) -> Any:
+        (w1, b1), (w2, b2) = params
+        return jnp.tanh(x @ w1 + b1) @ w2 + b2
+
+    params = [tuple(jnp.asarray(each, jnp.float32) for each in layer) for layer in layers]
+    other = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    assert compare_models(apply, params, other, ROWS, level="function").passed
+
+
 def test_losses_that_differ_on_equal_outputs_are_named_and_no_part_of_the_models() -> None:
     report = compare_linear(loss=(lambda y: (y**2).sum(), lambda y: (y**2).mean()))
     assert not report.passed and report.origin is None

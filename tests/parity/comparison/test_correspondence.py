@@ -571,3 +571,31 @@ def test_lines_that_differ_in_a_part_of_an_axis_are_not_folded():
 def test_the_short_names_of_models_written_as_functions_match():
     found = lines(match({"fc/w": (3, 4), "fc/b": (4,)}, {"fc.weight": (4, 3), "fc.bias": (4,)}))
     assert found == {"fc/w | in out": "fc.weight | out in", "fc/b | width": "fc.bias | width"}
+
+
+TWO_LAYERS = {"fc1.weight": (96, 64), "fc1.bias": (96,), "fc2.weight": (10, 96), "fc2.bias": (10,)}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("w1", "b1", "w2", "b2"),
+        ("W1", "B1", "W2", "B2"),
+        ("fc1_kernel", "fc1_bias", "fc2_kernel", "fc2_bias"),
+        tuple(TWO_LAYERS),
+        ("hidden_w", "hidden_b", "out_w", "out_b"),
+        ("0/0", "0/1", "1/0", "1/1"),
+        ("l1/W", "l1/b", "l2/W", "l2/b"),
+    ],
+    ids=" ".join,
+)
+def test_names_of_functions_are_split(keys: tuple[str, ...]) -> None:
+    flax = dict(zip(keys, [(64, 96), (96,), (96, 10), (10,)], strict=True))
+    uses = (list(keys), list(TWO_LAYERS))
+    mapping = match(flax, TWO_LAYERS, evidence=PairEvidence(uses, splits_names=True))
+    assert dict(mapping.keys()) == dict(zip(keys, TWO_LAYERS, strict=True))
+
+
+def test_a_refusal_quotes_a_line_with_the_keys() -> None:
+    with pytest.raises(InputError, match=r"such as 'mix \| a b <-> net.weight \| b a' if that is right"):
+        match({"mix": (3, 5), "b": (7,)}, {"net.weight": (5, 3), "net.bias": (5,)})
