@@ -16,7 +16,7 @@ from torch import nn
 from parity.comparison.any_model.assertion import compare_models
 from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.any_model.trace.places import Place
-from tests.pairs_of_models import perturbed_module
+from tests.pairs_of_models import perturbed_module, random_variables
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.standard_normal((2, 5, 8)).astype(np.float32)
@@ -250,6 +250,31 @@ def test_layers_in_another_order_are_named() -> None:
     origin = report.origin
     assert origin is not None and (origin.kind, origin.flax.module, origin.torch.module) == ("layers", "plain", "biased")
     assert "the weights of different layers follow" in str(origin)
+
+
+class Norms(linen.Module):
+    """Two norms; Flax multiplies the deviation by the scale, and PyTorch the normalized entries."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.LayerNorm(epsilon=1e-5, name="second")(jnp.tanh(linen.LayerNorm(epsilon=1e-5, name="first")(x)))
+
+
+class TorchNorms(nn.Module):
+    """The same norms in the other order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
+
+    def forward(self, x: Any) -> Any:
+        return self.first(self.second(x).tanh())
+
+
+def test_norms_in_another_order_are_named_although_one_model_scales_first() -> None:
+    report = compare_models(Norms().apply, random_variables(Norms(), TOKENS), TorchNorms(), TOKENS, level="function")
+    origin = report.origin
+    assert origin is not None and (origin.kind, origin.flax.module, origin.torch.module) == ("layers", "first", "second")
 
 
 def test_the_module_before_a_missing_step_is_named() -> None:

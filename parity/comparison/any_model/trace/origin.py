@@ -106,7 +106,10 @@ def find_origin(flax: Graph, torch: Graph) -> Origin | None:
     if first_flax is not None and first_torch is not None:
         if sides[0].entering(first_flax) & sides[1].entering(first_torch):
             kind, difference = "operation", _difference(flax, torch, first_flax, first_torch)
-            weights = [side.weights(first) for side, first in ((sides[0], first_flax), (sides[1], first_torch))]
+            both = ((sides[0], first_flax), (sides[1], first_torch))
+            weights = [side.weights(first) for side, first in both]
+            if any(weights):  # one model may multiply by the scale of a norm before, the other after the normalization
+                weights = [own or side.next_weights(first) for own, (side, first) in zip(weights, both, strict=True)]
             if all(weights) and not weights[0] & weights[1]:
                 kind = "layers"
             is_transposed = _enters_transposed(sides[0], sides[1], first_flax, first_torch)
@@ -278,6 +281,18 @@ class _Side:
         """Return the classes of the weights that an operation reads."""
         inputs = self.graph.operations[operation].inputs
         return {self.classes[n] for n in inputs if n in self.classes and self.graph.values[n].source == WEIGHTS}
+
+    def next_weights(self, operation: int) -> set[int]:
+        """Return the classes of the weights that an operation leads to first, in its module; none if it reads weights."""
+        reached = {*self.graph.operations[operation].outputs}
+        if any(self.graph.values[n].source == WEIGHTS for n in self.graph.operations[operation].inputs):
+            return set()
+        for n, each in enumerate(self.graph.operations[operation + 1 :], operation + 1):
+            if each.module == self.graph.operations[operation].module and reached.intersection(each.inputs):
+                if any(self.graph.values[given].source == WEIGHTS for given in each.inputs):
+                    return self.weights(n)
+                reached.update(each.outputs)
+        return set()
 
     def _of_inputs(self, values: Iterable[int]) -> frozenset[Any]:
         return frozenset(self.classes[n] for n in values if n in self.classes and self.graph.values[n].source == INPUTS)
