@@ -173,7 +173,8 @@ def _match_modules(
     flax_left = [a for a in flax_left if not _keys([a]) <= of_flax]
     torch_left = [b for b in torch_left if not _keys([b]) <= of_torch]
     if torch_left or flax_left:
-        raise _unmatched_error(flax_left, torch_left, candidates, evidence.tied)
+        matched = [(by_path[chosen[b.path]], b) for b in torch if b.path in chosen]
+        raise _unmatched_error(flax_left, torch_left, candidates, matched, evidence)
     ordered = {
         b.path for b in torch if b.path in chosen and _is_matched_by_order(by_path[chosen[b.path]], b, flax, candidates)
     }
@@ -295,15 +296,26 @@ def _keys(modules: Iterable[Module]) -> set[str]:
 
 
 def _unmatched_error(
-    flax: list[Module], torch: list[Module], candidates: Candidates, tied: Mapping[str, str]
+    flax: list[Module],
+    torch: list[Module],
+    candidates: Candidates,
+    matched: list[tuple[Module, Module]],
+    evidence: PairEvidence,
 ) -> InputError:
-    """Return the error for modules that are left unmatched."""
-    for key, first_key in tied.items() if not torch else ():
+    """Return the error for modules that are left unmatched, beside pairs that are matched."""
+    for key, first_key in evidence.tied.items() if not torch else ():
         path = torch_parameter(key, ()).path
         if own := [a for a in flax if similarity(a.path, path) > 0]:
             return InputError(
                 f"torch ties {key} with {first_key}, and flax has {_describe_keys(own[0])} of its own: "
                 f"tie the two in flax as well, or give torch a tensor of its own for {key}"
+            )
+    for b in torch if not flax else ():
+        if untied := [pair for pair in matched if _could_be_tied(b, pair[1], evidence.axes)]:
+            of_flax, of_torch = ("".join(_keys([module])) for module in untied[0])
+            return InputError(
+                f"torch has {_describe_keys(b)} of its own, and flax has no array left for it: if flax uses {of_flax} for "
+                f"both, tie the two in torch as well, so that {''.join(_keys([b]))} is {of_torch}"
             )
     for b in torch:
         possible = [a for a in flax if (a.path, b.path) in candidates]
@@ -343,6 +355,14 @@ def _example_lines(flax: Module, torch: Module) -> Iterator[str]:
         for b in torch.parameters.values():
             if len(axes) == len(a.shape) and sorted(a.shape) == sorted(b.shape):
                 yield f"{a.layout(list(axes.values()))} {ARROW} {b.layout([axes[length] for length in b.shape])}"
+
+
+def _could_be_tied(a: Module, b: Module, axes: Mapping[str, Axes]) -> bool:
+    """Return whether two modules of torch each have one matrix, of the same shape, and one is a table of embeddings."""
+    both = [[*module.parameters.values()] for module in (a, b)]
+    if any(len(each) > 1 for each in both) or both[0][0].shape != both[1][0].shape:
+        return False
+    return any(axes[key].names == "row width" for key in _keys([a, b]) & axes.keys())
 
 
 def _describe_keys(module: Module) -> str:

@@ -104,6 +104,15 @@ def test_a_parameter_that_only_one_side_ties_is_named():
         match(flax, torch, layouts=[line], evidence=evidence)
 
 
+def test_a_parameter_that_only_flax_ties_is_named():
+    evidence = PairEvidence(axes={"emb.weight": Axes("row width"), "head.weight": Axes("out in")})
+    message = r"^torch has head\.weight \(20, 8\) of its own, .* if flax uses emb/embedding for both, tie the two in torch"
+    with pytest.raises(InputError, match=message):
+        match({"emb/embedding": (20, 8)}, {"emb.weight": (20, 8), "head.weight": (20, 8)}, evidence=evidence)
+    with pytest.raises(InputError, match=r"^no counterpart by name and shape for torch's head\.weight \(10, 8\)"):
+        match({"emb/embedding": (20, 8)}, {"emb.weight": (20, 8), "head.weight": (10, 8)}, evidence=evidence)
+
+
 @pytest.mark.parametrize(
     "names", [("gamma", "beta"), ("g", "b"), ("w", "b"), ("weight", "b"), ("scale", "shift"), ("scale", "offset")]
 )
