@@ -25,10 +25,10 @@ from train.jax.optimizers import frozen_mask, make_optimizer, update_scales, zer
 from train.jax.parameter_tree import Tree, tree
 from train.jax.teacher import TeacherModel
 from train.loop import heartbeat
-from train.loop.checkpoint_folder import checkpoint_rank
+from train.loop.checkpoint_folder import check_of_json, checkpoint_rank, parse_loop_state
 from train.loop.engine import CheckpointCheck, EvalOutput, RestoredCheckpoint
 from train.loop.loop_state import LoopState
-from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
+from train.loop.metrics import BATCH_METRIC
 from train.loop.peak_flops import peak_flops
 from train.loop.process import release_freed_memory
 from train.loop.teacher import Teacher
@@ -182,11 +182,7 @@ class JaxEngine:
 
         check: see `train.loop.engine.Engine`.
         """
-
-        def parse(loop_state: Any) -> LoopState | None:
-            return LoopState.from_json(loop_state, PRIMARY_METRIC[self._task])
-
-        check_json = None if check is None else lambda step, loop_state: check(step, parse(loop_state))
+        check_json = check_of_json(self._task, check)
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.state)
         store = self._checkpoint_store
         restored = store.restore_newest(target, check_json) if step is None else store.restore(step, target, check_json)
@@ -198,7 +194,7 @@ class JaxEngine:
             copied = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=self.shardings.params)
             self.state = self.state._replace(ema=copied(self.state.params))
             note = f"the EMA restarts at step {step:,}: an older version mixed the initial weights into it"
-        return RestoredCheckpoint(step, parse(saved_state), note)
+        return RestoredCheckpoint(step, parse_loop_state(self._task, saved_state), note)
 
     def profile(self, folder: Path | None) -> None:
         """Start JAX's profiler, which writes a trace for TensorBoard into `folder`; None: stop it."""

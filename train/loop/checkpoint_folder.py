@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from parity.checkpoints.write_target import is_disk_full
 from parity.terminal import print_note
+from train.loop.engine import CheckpointCheck
 from train.loop.loop_state import LoopState
 from train.loop.metrics import PRIMARY_METRIC
 from train.loop.write_files import folder_gone_error
@@ -179,6 +180,16 @@ def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:
     is_valid = loop_state.is_evaluated and math.isfinite(loop_state.scores.last["loss"])
     value = loop_state.scores.last[metric] if is_valid else math.nan
     return None if math.isnan(value) else -value if metric == "mae" else value
+
+
+def parse_loop_state(task: Task, saved: Any) -> LoopState | None:
+    """Return the state of the loop in a checkpoint, from its JSON; None if no run writes that."""
+    return LoopState.from_json(saved, PRIMARY_METRIC[task])
+
+
+def check_of_json(task: Task, check: CheckpointCheck | None) -> JSONCheck | None:
+    """Return a check of the loop state of a checkpoint as a check of its JSON."""
+    return None if check is None else lambda step, saved: check(step, parse_loop_state(task, saved))
 
 
 def _first_cause(error: BaseException) -> BaseException:

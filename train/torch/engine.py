@@ -15,10 +15,10 @@ from parity.checkpoints.weights import Checkpoint
 from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
 from train.loop import heartbeat
-from train.loop.checkpoint_folder import checkpoint_rank
+from train.loop.checkpoint_folder import check_of_json, checkpoint_rank, parse_loop_state
 from train.loop.engine import CheckpointCheck, EvalOutput, RestoredCheckpoint
 from train.loop.loop_state import LoopState
-from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
+from train.loop.metrics import BATCH_METRIC
 from train.loop.peak_flops import peak_flops
 from train.loop.teacher import Teacher
 from train.mesh import describe, images_per_device, replication_note
@@ -300,11 +300,7 @@ class TorchEngine:
 
         check: see `train.loop.engine.Engine`.
         """
-
-        def parse(loop_state: Any) -> LoopState | None:
-            return LoopState.from_json(loop_state, PRIMARY_METRIC[self._task])
-
-        check_json = None if check is None else lambda step, loop_state: check(step, parse(loop_state))
+        check_json = check_of_json(self._task, check)
         store, target = self._checkpoint_store, self._snapshot()
         restored = store.restore_newest(target, check_json) if step is None else store.restore(step, target, check_json)
         if restored is None:
@@ -318,7 +314,7 @@ class TorchEngine:
         numbers = snapshot.numbers
         self._optimizer.updates.fill_(numbers["updates"])
         self.state = self.state._replace(step=step, sound=torch.full_like(self.state.sound, numbers["sound"]))
-        return RestoredCheckpoint(step, parse(saved_state))
+        return RestoredCheckpoint(step, parse_loop_state(self._task, saved_state))
 
     def _tensors(self) -> dict[str, tuple[Placement, Tensor]]:
         """Return the tensors of the training state by names that begin with those of the parts.
