@@ -121,6 +121,11 @@ def print_report(text: Any) -> None:
     print(printable(str(text), keep="\n"))
 
 
+def print_file(text: str) -> None:
+    """Print the content of a text file to stdout as it is, so that a redirected output is that file."""
+    print(text, end="")
+
+
 def print_error(message: object) -> None:
     """Print an error to stderr as one line."""
     print_note(f"error: {message}")

@@ -59,7 +59,7 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     # The published pixel statistics are those of red, green and blue: they do not apply to other numbers of channels.
     channels = (1, known.get("in_channels", guessed.get("in_channels", 3)))
     published = {n: v for n, v in guessed.items() if not n.startswith("pixels.") or len(v) in channels}
-    if format.library.describe_model(evidence.notes):  # then all its models have their positions resampled in the same way
+    if format.library.describes_model(evidence.notes):  # which resamples the positions of all its models alike
         known |= {n: v for n, v in published.items() if n.startswith("resampling.") and n not in known}
     defaults = _assume_defaults(format, evidence, known, published, likely)
     initial = {"norms.layer_scale": published.get("norms.layer_scale", 1e-5)}
@@ -79,7 +79,7 @@ def _requirements(format: Format, evidence: Evidence, shown: Fields) -> tuple[di
     required = {
         name: value for name, value in format.constraints.items() if not isinstance(value, tuple) and not callable(value)
     }
-    if format.library.describe_model(evidence.notes):
+    if format.library.describes_model(evidence.notes):
         return required, {}
     hidden = {name: required.pop(name) for name in HIDDEN_FIELDS if name in required and name not in shown}
     return required, hidden
@@ -102,7 +102,7 @@ def _check_sources(
     if format.definition:
         gate = {name: likely[name] for name in ("mlp.activation",) if name in likely}  # `ViTConfig` has one kind of gate
         _check_definition(format.definition, {**shown, **gate}, given)
-    source = format.library.config_file if format.library.describe_model(evidence.notes) else "file"
+    source = format.library.config_file if format.library.describes_model(evidence.notes) else "file"
     for name, value in stated.items():
         if name in shown and shown[name] != value and name not in given:
             raise InputError(
@@ -175,8 +175,8 @@ def _build_config(format: Format, fields: Fields, inferred: Fields, given: Field
         raise (InputError if given and _is_valid(without_given) else FormatMismatch)(str(error)) from None
     if (problems := format.problems(config)) and not format.definition:
         raise FormatMismatch(
-            f"format {format.name!r} {'; '.join(problems)}: give other values, or a format file that begins as "
-            f"`python -m parity formats --show {format.name}` prints"
+            f"format {format.name!r} {'; '.join(problems)}: give other values, or change the file that "
+            f"`python -m parity formats --show {format.name}` prints, and give it with --format-file and --from"
         )
     try:
         format.layouts(config)

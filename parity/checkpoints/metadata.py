@@ -90,11 +90,13 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
 
 def _is_of_open_clip(format: str, notes: Mapping[str, Any]) -> bool:
     """Return whether open_clip_config.json describes weights in a format: OpenCLIP's, or timm's for its image towers."""
-    library, file = get(format).library, open_clip_config.FILE
-    if file not in notes or library.config_file == file:
-        return file in notes
+    if open_clip_config.FILE not in notes:
+        return False
+    library = get(format).library
+    if library.config_file == open_clip_config.FILE:
+        return True
     is_timm = library.config_key == "architecture"
-    return is_timm and not library.describe_model(notes) and bool(open_clip_config.timm_config(notes))
+    return is_timm and not library.describes_model(notes) and bool(open_clip_config.timm_config(notes))
 
 
 def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str
         InputError: a field in these files cannot be read.
     """
     format = get(checkpoint.format)
-    if not format.library.describe_model(notes):
+    if not format.library.describes_model(notes):
         return {}
     config = ViTConfig.from_json(notes["config"])  # without the overrides of the user
     try:

@@ -270,7 +270,7 @@ def _check_config_of_folder(weights: Path, name: str, notes: Mapping[str, Any]) 
         _check_library_file(weights, name, notes)
         return []
     opened = folders.library_file([entry.name for entry in folder.iterdir() if entry.is_file()], config)
-    if opened in (None, weights.name) or not format.library.describe_model(notes):
+    if opened in (None, weights.name) or not format.library.describes_model(notes):
         return []
     return [Assumption("use of config.json", f"for {weights.name}", f"although its library opens {opened}")]
 
@@ -279,8 +279,8 @@ def _check_library_file(weights: Path, name: str, notes: Mapping[str, Any]) -> N
     """Raise InputError if a library opens a file of this project, but the config.json beside it is of another format."""
     format = get_format(name)
     is_opened = weights.name in (*_FOLDER_FILES, f"{_FOLDER_FILES[0]}{INDEX}")
-    has_config = bool(notes.get("config.json")) and format.library.are_written
-    if is_opened and has_config and not format.library.describe_model(notes):
+    has_config = bool(notes.get("config.json")) and format.library.has_files
+    if is_opened and has_config and not format.library.describes_model(notes):
         raise InputError(
             f"its config.json is not one of format {name!r}, the format of {weights.name}: give the config.json of "
             f"these weights, or remove it"
@@ -290,7 +290,7 @@ def _check_library_file(weights: Path, name: str, notes: Mapping[str, Any]) -> N
 def _check_companion_config(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
     """Raise InputError if the library's config.json contradicts the config in the metadata of the weights."""
     format = get_format(name)
-    if not format.library.describe_model(notes):
+    if not format.library.describes_model(notes):
         return
     for match in recognise(contents.arrays, notes, name)[:1]:
         # A library's file cannot express every config: compare with what would be written beside these weights.
@@ -299,7 +299,7 @@ def _check_companion_config(config: ViTConfig, name: str, contents: Contents, no
             files |= format.library.contents(config)
         except InputError:
             files = {}
-        has_file = format.library.describe_model(files)
+        has_file = format.library.describes_model(files)
         written = match.format.stated_fields(replace(match.evidence, notes=files)) if has_file else {}
         for field, value in match.format.stated_fields(match.evidence).items():
             expected = written.get(field, config.at(field))
@@ -331,7 +331,7 @@ def first_valid_match(matches: list[Match], given: Fields) -> tuple[Match, ViTCo
         except FormatMismatch as error:
             errors.append(error)
             recognised = match.format.recognises(match.evidence) and not _fits_without(match, given)
-            if recognised or match.format.library.describe_model(match.evidence.notes):
+            if recognised or match.format.library.describes_model(match.evidence.notes):
                 final = match.format.name
     raise errors[0]
 

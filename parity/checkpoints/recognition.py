@@ -205,7 +205,7 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
     """
     named = [get(name)] if name else [get(each) for each in formats()]
     defined = [format for format in named if format.definition]
-    if found := [format for format in named if format.library.describe_model(notes)]:
+    if found := [format for format in named if format.library.describes_model(notes)]:
         return [*defined, *found]
     if defined and name:
         return defined

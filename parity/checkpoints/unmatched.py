@@ -45,7 +45,7 @@ def raise_unmatched(
         raise InputError(what)
     _raise_if_unsupported(candidates, arrays)
     for match in matches[:1]:
-        if match.format.library.describe_model(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
+        if match.format.library.describes_model(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
             match.format.stated_fields(match.evidence)  # raises the error about the config file, which says more
     raise InputError(
         _describe_nearest(matches, arrays) if matches else _describe_unknown_keys(arrays, notes, name, strip_hint)

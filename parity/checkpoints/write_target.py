@@ -43,7 +43,7 @@ def choose_container(
     Raises:
         InputError: the destination selects no container, or the container does not fit the format or `shard`.
     """
-    remarks = metadata.notes_only_remarks(checkpoint) if format.library.are_written else []
+    remarks = metadata.notes_only_remarks(checkpoint) if format.library.has_files else []
     found = None if slash else containers.by_suffix(path)
     if found := found if name is None else containers.get(name):
         if shard is not None:

@@ -32,7 +32,7 @@ from parity.commands.printing import (
     print_json,
     transfer_progress,
 )
-from parity.terminal import print_lines
+from parity.terminal import print_file, print_lines
 from vit_spec import InputError, ViTConfig
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def formats(args: argparse.Namespace) -> int:
         if args.json:
             print_json("parity.formats/1", {"format": name, "text": text})
         else:
-            print(text, end="")
+            print_file(text)
         return 0
     if args.json:
         found = {

@@ -145,7 +145,7 @@ def _suffixes(name: str) -> str:
 def _row(name: str, proof: dict[str, Any] | None) -> str:
     format = get(name)
     variants = ", ".join(f"`{variant}`" for variant in format.tables if variant) or "yes"
-    has_files = format.library.are_written
+    has_files = format.library.has_files
     source = "config.json" if has_files else "shapes"
     hidden = ("resampling", "pixels")
     usual = {field: value for field, value in format.assumed.items() if not field.startswith(hidden) and value is not None}

@@ -62,7 +62,7 @@ def keep_compiled_programs() -> None:
 
     JAX_COMPILATION_CACHE_DIR selects another folder.  For vit_s16 on two cores, the time to the end of the first step falls
     from 4.6 s to 1.6 s.  Programs that call oneDNN cannot be kept; see `vit_jax.compiler_options`.  Nothing is kept before
-    jax 0.10.2: on CPUs, it prints an error of 2,000 characters for each program that it reads.
+    jax 0.10.2, which on CPUs prints a long error for each program that it reads.
     """
     if jax.__version_info__ < (0, 10, 2):
         return

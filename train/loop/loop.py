@@ -25,6 +25,7 @@ from train.loop.progress import ProgressDisplay
 from train.loop.run_folder import RunFolder
 from train.loop.saved_run import CHECKPOINTS
 from train.loop.schedule import Schedule
+from train.loop.settings import changes_since, describe_other_settings
 from train.loop.weight_files import WeightFiles
 from train.loop.write_files import folder_gone_error
 from train.recipes import Recipe, Task
@@ -104,7 +105,7 @@ class Loop:
             raise InputError(
                 f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
             )
-        if self.run.changes_since(self.done, state.settings):
+        if changes_since(self.run.settings, self.done, state.settings):
             state.evaluations_since_best = 0  # else a run that has stopped early could not go on with another recipe
         self._saved_step, self.state = self.done, state
         self._weight_files.recorded = state.best_files
@@ -119,7 +120,7 @@ class Loop:
             raise InputError(f"{where} has metadata that no run writes: {remedy}")
         if (run_id := self.run.id) and state.run_id not in ("", run_id):
             raise InputError(f"{where} is another run's (id {state.run_id}; config.json has {run_id}): {remedy}")
-        if difference := self.run.describe_other_settings(step, state.settings):
+        if difference := describe_other_settings(self.run.settings, step, state.settings):
             raise InputError(
                 f"{where} has other settings than config.json: {difference}; put config.json back as it was, or {remedy}"
             )

@@ -58,7 +58,7 @@ class LoopState:
     run_id: id of the run; "": not known.
     seconds: the time that the run has taken, in all its parts.
     num_records: number of records in metrics.jsonl up to this step.
-    settings: see `train.loop.run_folder.RunFolder.settings`; {}: not known.
+    settings: those of the run when the checkpoint was saved; see `train.loop.settings`.  {}: not known.
     """
 
     scores: Scores = field(default_factory=Scores)

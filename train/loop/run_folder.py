@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from contextlib import suppress
-from itertools import chain, count, takewhile
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from train.data import fingerprint
 from train.data.sources import Dataset
-from train.loop.lineage import CHANGEABLE, RESUMABLE, Lineage, describe_changes, flatten, lineage_from
+from train.loop.lineage import RESUMABLE, describe_changes, flatten, lineage_from
 from train.loop.lock import LOCK_FILE, Lock, folder_error
 from train.loop.metrics_file import Record, json_line, read_records, records_until
 from train.loop.saved_run import (
@@ -30,16 +30,13 @@ from train.loop.saved_run import (
     read_config,
     read_run_config,
 )
+from train.loop.settings import NOT_COMPARED, Settings, describe_differences, differing
 from train.loop.tensorboard import EventWriter
 from train.loop.write_files import atomic_write, convert_write_errors, temporary_path
 from train.recipes import Recipe, recipe_to_json
 from train.recipes.fields import describe_difference
 from vit_spec import InputError, ViTConfig
 from vit_spec.printable import is_utf8
-
-# Fields of config.json that may differ when a run resumes, or that are compared otherwise.
-NOT_COMPARED = {"name", "id", "lineage", *(f"recipe.{name}" for name in CHANGEABLE)}
-MISSING = "not there"  # in place of the value of a field that config.json lacks
 
 
 class RunFolder:
@@ -192,11 +189,11 @@ class RunFolder:
         flat = (ADDED | flatten(each) for each in (self._config, saved))
         mine, theirs = ({name: value for name, value in each.items() if name.startswith(prefix)} for each in flat)
         resumable = {f"recipe.{name}" for name in RESUMABLE}
-        if differing := _differing(theirs, mine, NOT_COMPARED | (resumable if self._may_change else set())):
-            hint = f"; --resume {self.path} accepts this change" if resumable.issuperset(differing) else ""
+        if names := differing(theirs, mine, NOT_COMPARED | (resumable if self._may_change else set())):
+            hint = f"; --resume {self.path} accepts this change" if resumable.issuperset(names) else ""
             if self._may_change:
                 hint = f"; --init {self.path} starts a new run from its weights"
-            raise self._other_run_error(_describe_differences(differing, theirs, mine), hint)
+            raise self._other_run_error(describe_differences(names, theirs, mine), hint)
 
     def _refuse_other_teacher(self, saved: dict[str, Any], recipe: Recipe) -> None:
         """Refuse a teacher with other weights than the run's, or one where the run has none, or none where it has one."""
@@ -246,41 +243,13 @@ class RunFolder:
         return str(config.get("id", ""))
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         """Recipe, model and lineage of the run, as in config.json: a checkpoint has those with which it was saved."""
-        return {"recipe": self._config["recipe"], "model": self._config["model"], "lineage": self._lineage}
-
-    @property
-    def _lineage(self) -> Lineage:
-        lineage: Lineage = self._config.get("lineage", [])
-        return lineage
-
-    def changes_since(self, step: int, settings: dict[str, Any]) -> Lineage:
-        """Return the changes of the recipe since a checkpoint was saved.
-
-        step, settings: step of the checkpoint, and the `settings` in it; {} in one of an older version.
-        """
-        pairs = zip(self._lineage, settings.get("lineage", []), strict=False)
-        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return [each for each in self._lineage[known:] if each["step"] >= step]
-
-    def describe_other_settings(self, step: int, settings: dict[str, Any]) -> str:
-        """Return how the settings of a checkpoint differ from those that config.json has for its step; "" if not at all.
-
-        The changes of `--resume` from this step on are left out.
-
-        step, settings: see `changes_since`.  Checkpoints of older versions do not differ.
-        """
-        if not settings:
-            return ""
-        later = self.changes_since(step, settings)
-        mine, theirs = (ADDED | flatten(each) for each in (self.settings, settings))
-        for name, (was, now) in (pair for each in reversed(later) for pair in each["changes"].items()):
-            if mine.get(f"recipe.{name}") == now:  # else config.json was edited after the change
-                mine[f"recipe.{name}"] = was
-        mine["lineage"] = self._lineage[: len(self._lineage) - len(later)]
-        differing = _differing(theirs, mine, NOT_COMPARED - {"lineage"})
-        return _describe_differences(differing, theirs, mine) if differing else ""
+        return {
+            "recipe": self._config["recipe"],
+            "model": self._config["model"],
+            "lineage": self._config.get("lineage", []),
+        }
 
     @property
     def seconds(self) -> float:
@@ -321,8 +290,8 @@ class RunFolder:
         self._began = time.monotonic() - seconds
         metrics = self.path / "metrics.jsonl"
         self.records = records_until(read_records(metrics), step, is_evaluated=is_evaluated)
-        if self._lineage:
-            self._config["lineage"] = lineage_from(self._lineage, step)
+        if "lineage" in self._config:
+            self._config["lineage"] = lineage_from(self._config["lineage"], step)
         if not self._is_main:
             return
         self._write_files()
@@ -388,19 +357,6 @@ class RunFolder:
         assert self._events is not None
         with convert_write_errors(self.path, self.path):
             self._events.add_image(step, name, pixels)
-
-
-def _differing(theirs: dict[str, Any], mine: dict[str, Any], ignored: set[str]) -> list[str]:
-    """Return the names of the values that differ, except those to ignore."""
-    names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in ignored]
-    return [name for name in names if mine.get(name, MISSING) != theirs.get(name, MISSING)]
-
-
-def _describe_differences(names: list[str], theirs: dict[str, Any], mine: dict[str, Any]) -> str:
-    """Return words about values that differ: the first of them, and the names of the others."""
-    name, *others = names
-    more = f", and {', '.join(others[:5])}{', ...' * (len(others) > 5)} differ too" if others else ""
-    return describe_difference(name, *(each.get(name, MISSING) for each in (theirs, mine))) + more
 
 
 def _refuse_unwritable(path: Path) -> None:

@@ -35,11 +35,11 @@ class LibraryFiles:
     opens_shards: bool = True
 
     @property
-    def are_written(self) -> bool:
+    def has_files(self) -> bool:
         """Whether the library needs JSON files beside the weights."""
         return self.contents is not _no_files
 
-    def describe_model(self, notes: Mapping[str, Any]) -> bool:
+    def describes_model(self, notes: Mapping[str, Any]) -> bool:
         """Return whether the library's JSON file is among `notes` and describes a model of the format.
 
         A config.json describes one if its `model_type` is in `model_types`, or if it has `config_key` and no `model_type`.

@@ -48,6 +48,7 @@ class BothModels:
         constants: keys of `flax_weights` that may have no counterpart.
         without_counterpart: keys of PyTorch's tensors that have no counterpart, and why.
         fixed: keys of `torch_weights` that no optimizer trains, and that may have no counterpart.
+        has_own_loss: whether the caller has given a loss for a model.
         source: whose weights both use: "flax", "torch" or "equal".
         correspondence: the mapping of the parameters, after `use`.
         names: the names of Flax's outputs that are compared, with those of PyTorch's, after `name_outputs`.
@@ -102,6 +103,7 @@ class BothModels:
             loss=losses[1],
             seed=seed,
         )
+        self.has_own_loss = any(losses)
         self.source = weights
         self.runs: dict[str, Tensors] = {}
         self.unbiased: list[str] = []

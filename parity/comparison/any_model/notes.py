@@ -37,13 +37,17 @@ def hints(models: BothModels, contradicting: Sequence[tuple[str, str]]) -> Itera
 
 def _hint_on_loss(models: BothModels, flax: Mapping[str, Array], torch: Mapping[str, Array]) -> str:
     """Return why the losses may differ of models whose outputs agree."""
-    kinds = {name: [flax[name].dtype, torch[name].dtype] for name in models.names}
-    for name, dtypes in kinds.items():
-        if len({dtype.kind == "f" for dtype in dtypes}) > 1:
-            types = f"{dtypes[0]} in flax and {dtypes[1]} in torch"
-            return f"{name} is {types}, and the default loss counts floating-point outputs only: return the same type"
-    skipped = f", or {_listed([*models.skipped_outputs])}" if models.skipped_outputs else ""
-    return f"the outputs agree and the losses do not: the two functions of loss differ{skipped}"
+    what = "the outputs agree and the losses do not"
+    if models.has_own_loss:
+        skipped = _listed([*models.skipped_outputs])
+        also = f", and at what they read of {skipped}, which is not compared" if skipped else ""
+        return f"{what}: look at the functions of loss{also}"
+    for name in models.names:
+        a, b = flax[name].dtype, torch[name].dtype
+        if (a.kind == "f") != (b.kind == "f"):
+            remedy = "the default loss counts floating-point outputs only: return the same type"
+            return f"{name} is {a} in flax and {b} in torch, and {remedy}"
+    return what
 
 
 def notes(models: BothModels, misleading: Sequence[tuple[str, str]], of_classes: Mapping[str, Axes]) -> Iterator[str]:
@@ -53,7 +57,8 @@ def notes(models: BothModels, misleading: Sequence[tuple[str, str]], of_classes:
     of_classes: the order of axes of PyTorch's matrices whose class fixes it, by key.
     """
     if alone := models.unpaired_outputs:
-        yield f"the other model does not return {_listed(alone)}: the comparison leaves out what is returned by one alone"
+        be, them = ("are", "them") if len(alone) > 1 else ("is", "it")
+        yield f"{_listed(alone)} {be} not compared: only one model returns {them}"
     yield from _notes_on_inputs(models)
     yield from _notes_on_mapping(models, misleading, of_classes)
     yield from _notes_on_tensors(models)

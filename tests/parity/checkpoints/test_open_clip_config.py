@@ -70,7 +70,7 @@ def test_a_value_that_the_format_cannot_have_is_refused_with_the_way_to_a_format
     (folder(tmp_path) / "open_clip_config.json").unlink()
     given = {"image_size": (32, 48), "num_heads": 6}
     assert parity.load(tmp_path, given={**given, "head.pool": "mean"}).config.head.pool == "mean"
-    with pytest.raises(InputError, match=r"no key for attn_pool.*: give other values, or a format file that begins as"):
+    with pytest.raises(InputError, match=r"no key for attn_pool.*: give other values, or change the file that"):
         parity.load(tmp_path, given={**given, "head.pool": "attention"})
 
 
