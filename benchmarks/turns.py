@@ -127,6 +127,8 @@ class Measurement:
                             workers.pop(contestant).close()
                         else:
                             facts[contestant] |= fact
+                for twin in self._unneeded(workers):
+                    workers.pop(twin).close()
             if not workers:
                 return
             times = self._take_turns(workers, max(facts[each].pop("second_step_seconds") for each in workers))
@@ -135,6 +137,11 @@ class Measurement:
                 facts[contestant]["compilations_in_turns"] = count - facts[contestant].pop("compilations")
         for contestant in workers:
             self._add(contestant, facts[contestant], times)
+
+    def _unneeded(self, group: Iterable[Contestant]) -> list[Contestant]:
+        """Return the twins of a group that only contestants needed which are skipped now."""
+        needed = {*self._block.contestants, *(each.reference for each in group if not each.is_twin)}
+        return [each for each in group if each not in needed]
 
     def _load(self, contestant: Contestant, process: WorkerProcess) -> Json | None:
         """Import the library of a contestant and convert the weights; None if it is skipped."""
