@@ -1,6 +1,6 @@
 """Runs of a model in JAX on CPU, which take weights by key and return outputs and gradients by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
@@ -11,6 +11,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.any_model.outputs import Loss, check_loss, default_loss, named_arrays
 from parity.comparison.any_model.random_masks import MaskStream
 from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
+from parity.comparison.any_model.trace.choices import Choices, ChoosingEvaluator
 from parity.comparison.any_model.trace.fixed_parts import FixedPart, fixed_parts
 from parity.comparison.any_model.trace.flax_graph import record_flax, trace
 from parity.comparison.any_model.trace.flax_modules import name_modules_of, scopes_for_modules
@@ -110,7 +111,7 @@ class FlaxRunner:
         import jax
 
         self._dtype, self._names = self._traced if dtype == "float64" else dtype, tuple(names)
-        step = jax.value_and_grad(self._objective, argnums=(0, 1), has_aux=True)
+        step = self._step()
         with exact_jax(dtype):
             arguments = self._arguments(dtype)
             compiled = self._compiled.pop((dtype, self._names), None)
@@ -119,12 +120,44 @@ class FlaxRunner:
                 compiled = self._compile_in_float64(step) if dtype == "float64" else jax.jit(step)
             if self._masks is None:  # whose shapes are known from the trace
                 self._compiled[dtype, self._names] = compiled
-            (value, outputs), (gradients, of_inputs) = compiled(*arguments)
+            returned = compiled(*arguments)
+        return self._by_name(returned)
+
+    def run_with_choices(self, choices: Choices, names: Sequence[str]) -> Iterator[tuple[Tensors, Tensors, Tensors]]:
+        """Yield the same as `run`, in float32 and then in float64 with the choices of float32.
+
+        Both runs are of one trace in float32, operation by operation, so that each choice is that of the float32 result.
+
+        Raises:
+            OtherOperationsError: the run in float64 computes other operations.
+        """
+        import jax
+
+        self._dtype, self._names = "float32", tuple(names)
+        self._compiled.clear()
+        with exact_jax("float32"):
+            traced = jax.jit(self._step()).trace(*self._arguments("float32"))
+        structure = jax.tree.structure(traced.out_info)
+        for dtype in ("float32", "float64"):
+            evaluator = ChoosingEvaluator(choices, self._replace, exact=dtype == "float64")
+            with exact_jax(dtype):
+                leaves = evaluator.run(traced.jaxpr, jax.tree.leaves(self._arguments(dtype)), Scope())
+            yield self._by_name(jax.tree.unflatten(structure, leaves))
+
+    def _step(self) -> Callable[..., Any]:
+        import jax
+
+        step: Callable[..., Any] = jax.value_and_grad(self._objective, argnums=(0, 1), has_aux=True)
+        return step
+
+    def _by_name(self, returned: Any) -> tuple[Tensors, Tensors, Tensors]:
+        """Return what a step has returned; see `run`."""
+        (value, outputs), (gradients, of_inputs) = returned
         input_gradients = {f"{GRADIENT_OF}input {n}": _host(x) for n, x in zip(self._float_inputs, of_inputs, strict=True)}
         self.statistics = {
             name.removeprefix(STATISTICS): _host(each) for name, each in outputs.items() if name.startswith(STATISTICS)
         }
-        tensors = {**{name: _host(outputs[name]) for name in names}, "loss": _host(value)}
+        tensors = {**{name: _host(outputs[name]) for name in self._names}, "loss": _host(value)}
         return tensors, {key: _host(x) for key, x in gradients.items()}, input_gradients
 
     def record(self, dtype: str) -> Graph:

@@ -38,8 +38,8 @@ class TensorRow:
         same_precision: whether it passes G1; always true for the gradient of a single parameter or input, which G1 does
             not test.
         budget: the tolerance of G1.
-        flax, torch: float32 error of each model: relRMS from PyTorch's float64 result; None if only float64 was run, and
-            for dropouts.
+        flax, torch: float32 error of each model: relRMS from PyTorch's float64 result, of gradients from the model's own
+            with the same choices if rounding changes some; None if only float64 was run, and for dropouts.
     """
 
     name: str

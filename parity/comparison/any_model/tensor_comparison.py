@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import reduce
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,11 +21,23 @@ from parity.comparison.tolerances import (
 _SMALL = 1e-4  # entries of an output that are smaller than this share of the largest are also compared on their own
 
 
-def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[TensorRow, ...]:
-    """Return the comparison of every tensor, and of the gradients of all parameters as one vector."""
+def compare_tensors(
+    runs: Mapping[str, Tensors], of_same_choices: Mapping[str, tuple[Tensors, Tensors]] = MappingProxyType({})
+) -> tuple[TensorRow, ...]:
+    """Return the comparison of every tensor, and of the gradients of all parameters as one vector.
+
+    Args:
+        runs: as in `PairReport`.
+        of_same_choices: by framework, gradients in float32 and in float64 that are compared instead of those in `runs`.
+    """
     reference = runs["torch float64"]
     sides = [runs[side] for side in ("flax float64", "flax float32", "torch float32") if side in runs]
     errors = {name: [error_of(name, side[name], tensor) for side in sides] for name, tensor in reference.items()}
+    if of_same_choices:
+        pairs = [of_same_choices[framework] for framework in ("flax", "torch")]
+        for name in errors:
+            if name in pairs[0][0]:
+                errors[name][1:] = [error_of(name, rounded[name], exact[name]) for rounded, exact in pairs]
     of_outputs = {
         name: output_difference(name, runs["flax float64"][name], tensor)
         for name, tensor in reference.items()

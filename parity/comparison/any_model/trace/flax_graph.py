@@ -8,7 +8,7 @@ import numpy as np
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.flax_modules import scopes_for_modules
 from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, WEIGHTS, Graph
-from parity.comparison.any_model.trace.jaxpr import JaxprEvaluator, split_loop, split_scan
+from parity.comparison.any_model.trace.jaxpr import UnrolledEvaluator
 from parity.comparison.any_model.trace.numbers import is_rounded
 from parity.comparison.any_model.trace.scope import Scope
 
@@ -54,7 +54,7 @@ class _Recorded(NamedTuple):
     value: int
 
 
-class _Recorder(JaxprEvaluator):
+class _Recorder(UnrolledEvaluator):
     """Evaluates a jaxpr operation by operation, and adds the operations to a graph."""
 
     def __init__(self, graph: Graph, replace: Any, exact: bool) -> None:
@@ -73,43 +73,21 @@ class _Recorder(JaxprEvaluator):
         results = super().bind(equation, arrays, scope) if is_constant else self.operation(equation, arrays)
         return self._add(equation, scope, values, results)
 
-    def _add(self, equation: Any, scope: Scope, inputs: Sequence[_Recorded], arrays: Sequence[Any]) -> list[Any]:
+    def _add(self, equation: Any, scope: Scope, inputs: Sequence[_Recorded], arrays: Sequence[Any]) -> list[_Recorded]:
         numbers = [each.value for each in inputs]
         known = [_host(each) for each in arrays]
         name = IDENTITY if equation.primitive.name == "copy" else equation.primitive.name
         outputs = self._graph.add(name, scope.module, scope.stack, numbers, known)
         return [_Recorded(array, n) for array, n in zip(arrays, outputs, strict=True)]
 
-    def scan(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
-        import jax.numpy as jnp
+    def array(self, value: _Recorded) -> Any:
+        return value.array
 
-        p = equation.params
-        constants, carry, sequences = split_scan(equation, values)
-        steps: list[list[_Recorded]] = []
-        for n in reversed(range(p["length"])) if p["reverse"] else range(p["length"]):
-            rows = [self._add(equation, scope, [each], [jnp.asarray(each.array)[n]])[0] for each in sequences]
-            out = self.run(p["jaxpr"], [*constants, *carry, *rows], scope)
-            carry, row = out[: len(carry)], out[len(carry) :]
-            steps.append(row)
-        steps = steps[::-1] if p["reverse"] else steps
-        stacked = [
-            self._add(equation, scope, column, [jnp.stack([jnp.asarray(each.array) for each in column])])[0]
-            for column in zip(*steps, strict=True)
-        ]
-        return [*carry, *stacked]
+    def entry(self, equation: Any, scope: Scope, sequence: _Recorded, n: int) -> _Recorded:
+        return self._add(equation, scope, [sequence], [super().entry(equation, scope, sequence.array, n)])[0]
 
-    def loop(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
-        p = equation.params
-        of_test, of_body, carry = split_loop(equation, values)
-        while bool(self.run(p["cond_jaxpr"], [*of_test, *carry], scope)[0].array):
-            carry = self.run(p["body_jaxpr"], [*of_body, *carry], scope)
-        return list(carry)
-
-    def branch(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
-        index, *operands = values
-        branches = equation.params["branches"]
-        chosen = min(max(int(index.array), 0), len(branches) - 1)
-        return self.run(branches[chosen], operands, scope)
+    def stack(self, equation: Any, scope: Scope, steps: Sequence[_Recorded]) -> _Recorded:
+        return self._add(equation, scope, steps, [super().stack(equation, scope, [each.array for each in steps])])[0]
 
 
 def _host(array: Any) -> Array:

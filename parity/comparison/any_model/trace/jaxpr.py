@@ -134,6 +134,52 @@ class JaxprEvaluator:
         return list(jax.lax.switch(index, branches, *operands))
 
 
+class UnrolledEvaluator(JaxprEvaluator):
+    """Evaluates a jaxpr operation by operation, also those of loops, for each step anew.
+
+    Subclasses whose values are not arrays override `array`, `entry` and `stack`.
+    """
+
+    def array(self, value: Any) -> Any:
+        """Return the array of a value."""
+        return value
+
+    def entry(self, equation: Any, scope: Scope, sequence: Any, n: int) -> Any:
+        """Return what the n-th step of a scan reads of a sequence."""
+        return _as_array(sequence)[n]
+
+    def stack(self, equation: Any, scope: Scope, steps: Sequence[Any]) -> Any:
+        """Return what a scan makes of the results of its steps."""
+        import jax
+
+        return jax.numpy.stack([_as_array(each) for each in steps])
+
+    def scan(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        p = equation.params
+        constants, carry, sequences = split_scan(equation, values)
+        steps: list[list[Any]] = []
+        for n in reversed(range(p["length"])) if p["reverse"] else range(p["length"]):
+            rows = [self.entry(equation, scope, each, n) for each in sequences]
+            out = self.run(p["jaxpr"], [*constants, *carry, *rows], scope)
+            carry, row = out[: len(carry)], out[len(carry) :]
+            steps.append(row)
+        steps = steps[::-1] if p["reverse"] else steps
+        return [*carry, *(self.stack(equation, scope, column) for column in zip(*steps, strict=True))]
+
+    def loop(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        p = equation.params
+        of_test, of_body, carry = split_loop(equation, values)
+        while bool(self.array(self.run(p["cond_jaxpr"], [*of_test, *carry], scope)[0])):
+            carry = self.run(p["body_jaxpr"], [*of_body, *carry], scope)
+        return list(carry)
+
+    def branch(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        index, *operands = values
+        branches = equation.params["branches"]
+        chosen = min(max(int(self.array(index)), 0), len(branches) - 1)
+        return self.run(branches[chosen], operands, scope)
+
+
 _Three = tuple[list[Any], list[Any], list[Any]]
 
 

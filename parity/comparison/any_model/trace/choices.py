@@ -1,0 +1,162 @@
+"""The choices of a run: what a function computes by a comparison, kept from a run in float32 for one in float64.
+
+ReLU and a maximum choose, and their derivatives jump where two numbers are equal.  Where two numbers differ by less than
+rounding errors, float32 may choose otherwise than float64, and the gradient then differs by the whole jump: one ReLU among
+the 500,000 of a ResNet changes it by 1e-3.  That says nothing about the accuracy of the model.  So the gradient in float32
+is compared with the one in float64 that makes the same choices: both are gradients of the same smooth function.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from parity.checkpoints.layout import Array
+from parity.comparison.any_model.trace.fixed_parts import narrow_float
+from parity.comparison.any_model.trace.jaxpr import UnrolledEvaluator
+from parity.comparison.any_model.trace.scope import Scope
+from parity.comparison.tolerances import AMPLIFIED_ERROR_FACTOR, FLOAT32_TOLERANCE
+
+# Operations that choose by an operand: its index.  All others choose by results that are integers or truth values.
+_CHOOSING_OPERANDS = {
+    "select_and_scatter_add": 1,  # of JAX, the gradient of a maximum over windows
+    "threshold_backward": 1,
+    "hardtanh_backward": 1,
+    "leaky_relu_backward": 1,
+    "hardshrink_backward": 1,
+    "softshrink_backward": 1,
+}
+_SIGNS = ("sign", "sgn")
+_UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided")  # their results say nothing
+_JUMP = 1e-3  # relative change of an entry that counts as another choice, and not as rounding
+
+
+class OtherOperationsError(Exception):
+    """A run does not compute the operations whose choices were recorded."""
+
+
+class Choices:
+    """The choices of one run of a model, in the order of its operations, and how many of them another run would change.
+
+    Attributes:
+        entries: number of entries that the second run has chosen.
+        changed: number of those that it would have chosen otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.entries = self.changed = 0
+        self._arrays: dict[str, list[Array]] = defaultdict(list)
+        self._used: dict[str, int] = defaultdict(int)
+
+    def record(self, name: str, array: Array) -> None:
+        """Keep the next choice of an operation."""
+        self._arrays[name].append(array.copy())
+
+    def recorded(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Return the next choice of an operation, which has the same shape as in the first run.
+
+        Raises:
+            OtherOperationsError: the first run has made no such choice.
+        """
+        n, arrays = self._used[name], self._arrays[name]
+        self._used[name] += 1
+        if n >= len(arrays) or arrays[n].shape != shape:
+            raise OtherOperationsError(name)
+        return arrays[n]
+
+    def count(self, own: Array, chosen: Array) -> None:
+        """Count the entries of the result of an operation that differ between its own choice and the recorded one."""
+        self.entries += own.size
+        self.changed += int((~np.isclose(own, chosen, rtol=_JUMP, atol=0.0, equal_nan=True)).sum())
+
+    @property
+    def are_changed_by_rounding(self) -> bool:
+        """Whether the share of changed entries is that of numbers which rounding errors may take across a limit.
+
+        Numbers of unit variance with errors of the tolerance of G1 cross zero in a share of about this tolerance.  The
+        number of such entries varies by chance, as in a Poisson distribution: it may be five standard deviations larger.
+        """
+        mean = AMPLIFIED_ERROR_FACTOR * FLOAT32_TOLERANCE * self.entries
+        return bool(self.changed <= mean + 5 * mean**0.5 + 1)
+
+
+class ChoosingEvaluator(UnrolledEvaluator):
+    """Evaluates a jaxpr as it is and records its choices, or in float64 with the recorded choices.
+
+    exact: whether to evaluate in float64, with the recorded choices.
+    """
+
+    def __init__(self, choices: Choices, replace: Any, exact: bool) -> None:
+        super().__init__(replace, exact)
+        self._choices = choices
+
+    def bind(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        name, found = equation.primitive.name, super().bind(equation, values, scope)
+        if name in _CHOOSING_OPERANDS:
+            n = _CHOOSING_OPERANDS[name]
+            if not self._exact:
+                self._choices.record(name, np.asarray(values[n]))
+                return found
+            operand = self._choices.recorded(name, np.shape(values[n])).astype(np.float64)
+            chosen = super().bind(equation, [*values[:n], operand, *values[n + 1 :]], scope)
+            self._choices.count(*(np.asarray(each[0]) for each in (found, chosen)))
+            return chosen
+        return [self._chosen(name, each) for each in found] if any(map(_is_floating, values)) else found
+
+    def _chosen(self, name: str, own: Any) -> Any:
+        """Return the choice to use instead of one's own."""
+        import jax.numpy as jnp
+
+        if _is_floating(own) and name not in _SIGNS:
+            return own
+        if not self._exact:
+            self._choices.record(name, np.asarray(own))
+            return own
+        chosen = self._choices.recorded(name, own.shape).astype(own.dtype)
+        self._choices.count(np.asarray(own), chosen)
+        return jnp.asarray(chosen)
+
+
+def choose_in_torch(choices: Choices, *, exact: bool) -> Any:
+    """Return a context manager in which PyTorch records the choices of its operations, or makes the recorded ones.
+
+    exact: whether to make the recorded ones, as the operations are in float64.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    def chosen(name: str, own: Any) -> Any:
+        is_choice = isinstance(own, torch.Tensor) and (not own.is_floating_point() or name in _SIGNS)
+        if not is_choice or own.is_complex():
+            return own
+        if not exact:
+            choices.record(name, own.numpy())
+            return own
+        found = torch.from_numpy(choices.recorded(name, tuple(own.shape)).copy()).to(own.dtype)
+        choices.count(own.numpy(), found.numpy())
+        return found
+
+    class Choosing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs, name = kwargs or {}, function._schema.name.partition("::")[2]
+            found = function(*args, **kwargs)
+            if name in _CHOOSING_OPERANDS:
+                n = _CHOOSING_OPERANDS[name]
+                if not exact:
+                    choices.record(name, args[n].detach().numpy())
+                    return found
+                operand = torch.from_numpy(choices.recorded(name, tuple(args[n].shape)).copy()).to(args[n].dtype)
+                same = function(*args[:n], operand, *args[n + 1 :], **kwargs)
+                choices.count(found.numpy(), same.numpy())
+                return same
+            given = (each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
+            if function._schema.is_mutable or name in _UNWRITTEN or not any(each.is_floating_point() for each in given):
+                return found
+            return tree_map(lambda each: chosen(name, each), found)
+
+    return Choosing()  # type: ignore[no-untyped-call]
+
+
+def _is_floating(value: Any) -> bool:
+    return bool(narrow_float(value)) or str(getattr(value, "dtype", "")) == "float64" or isinstance(value, float)
