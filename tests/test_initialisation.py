@@ -125,6 +125,15 @@ def test_equal_seeds_give_equal_parameters_and_different_seeds_different_ones() 
     assert not (one == other).any()
 
 
+def test_a_seed_gives_the_same_parameters_as_in_earlier_versions() -> None:
+    """How often flax traces a block while it initializes it changes the keys of its parameters."""
+    vit_jax = pytest.importorskip("vit_jax")
+    params = vit_jax.init(vit_spec.get("vit_ti16", depth=2, width=16, num_heads=2, mlp_dim=24, image_size=(32, 32)), seed=3)
+    outside, inside = params["patch_embed"]["proj"]["kernel"][0, 0, 0], params["blocks"]["mlp"]["fc1"]["kernel"][1, 0]
+    np.testing.assert_allclose(outside[:3], [0.00958921, 0.02732805, -0.05513037], rtol=1e-5)
+    np.testing.assert_allclose(inside[:3], [-0.04398214, -0.04891157, -0.10917476], rtol=1e-5)
+
+
 def test_a_twin_inside_another_module_is_initialized_the_same_way() -> None:
     vit_jax, jax, linen = (pytest.importorskip(name) for name in ("vit_jax", "jax", "flax.linen"))
 

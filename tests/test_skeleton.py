@@ -83,7 +83,7 @@ def statements(body: list[ast.stmt]) -> Iterator[str]:
 
 def self_attributes(node: ast.AST | None) -> str:
     """Return the attributes of self and the names of intermediates in an expression, in the order of the source."""
-    framework = {"config", "execution", "declare", "training", "constants", "intermediate", "make_rng"}
+    framework = {"config", "execution", "declare", "training", "constants", "intermediate", "make_rng", "has_variable"}
     found = [
         (n.lineno, n.col_offset, n.attr)
         for n in ast.walk(node or ast.Constant(None))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax.errors import ScopeParamShapeError
 from jax import Array, lax
 
 from vit_jax.compilation import gradient_separately, is_on_gpu, is_stored, recompute_in_backward, separately, stored
@@ -54,12 +55,14 @@ class ViTModule(nn.Module):
 
     def declare(self, leaf: str, shape: Shape) -> Array:
         """Declare the parameter `leaf` of this module and return it; initial values are float32."""
-        # To check the shape of a parameter that exists, flax traces its initializer whenever a model is traced.  With those
-        # that draw random numbers, that would take two fifths of the time of tracing a forward pass.
-        exists = self.has_variable("params", leaf)
-        draw = partial(draw_parameter, self.config, (*self.path, leaf))
+        if not self.has_variable("params", leaf):
+            return jnp.asarray(self.param(leaf, partial(draw_parameter, self.config, (*self.path, leaf)), shape))
+        # `self.param` would trace an initializer for the shape alone, in a third of the time of tracing a forward pass.
+        value = nn.unbox(self.get_variable("params", leaf))
+        if np.shape(value) != shape:
+            raise ScopeParamShapeError(leaf, "/" + "/".join(self.path), np.shape(value), shape)
         # A numpy array, as `vit_jax.load` returns, cannot be indexed by arrays that are traced.
-        return jnp.asarray(self.param(leaf, (lambda key, shape: jnp.zeros(shape)) if exists else draw, shape))
+        return jnp.asarray(value)
 
     def intermediate(self, name: str, value: Array) -> Array:
         """Record an intermediate under a name; return it, or the value fed to replace it: see `vit_jax.intermediates`."""
@@ -244,10 +247,11 @@ def sample_kept_tokens(x: Array, prefix: int, rate: float, noise: Noise) -> Arra
     return jnp.concatenate([jnp.broadcast_to(jnp.arange(prefix), (batch, prefix)), kept], axis=1)
 
 
-def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution) -> nn.Module:
+def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution, has_parameters: bool) -> nn.Module:
     """Return `config.depth` blocks as one module, whose parameters are stacked on a leading axis.
 
     The module takes the arguments (x, noise of all blocks or None, tables).  With `unroll=1` only one block is compiled.
+    `has_parameters` tells whether the parameters exist, or are to be initialized.
     """
     # A loop copies the activations of all blocks into stacked arrays and out of them: on an H100, a quarter of a training
     # step of ViT-S/16.  Recomputed blocks stay in a loop, because outside of it the compiler keeps their activations.
@@ -264,6 +268,8 @@ def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution)
         in_axes=(0, nn.broadcast),
         length=config.depth,
         unroll=unroll,
+        # The check traces the block once more.  It draws random keys too, on which initial values depend.
+        check_constancy_invariants=not has_parameters,
     )
     return scan(config, execution)
 

@@ -243,7 +243,7 @@ class ViT(ViTModule):
         shared = config.positions.relative_shared
         self.rel_pos = RelativeBias(config, execution) if shared else None
         self.norm_pre = Norm(config, execution, (width,)) if norms.before_blocks else None
-        self.blocks = scan_blocks(Block, config, execution)
+        self.blocks = scan_blocks(Block, config, execution, self.has_variable("params", "blocks"))
         self.norm = Norm(config, execution, (width,)) if norms.after_blocks else None
         pooled, feature = config.sizes["pooled"], config.sizes["feature"]
         self.attn_pool = AttentionPool(config, execution) if config.head.pool == "attention" else None

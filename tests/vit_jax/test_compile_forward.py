@@ -1,6 +1,7 @@
 """`vit_jax.compile_forward`: the same outputs, without copies of the weights."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def cpu() -> Iterator[None]:
         yield
 
 
+@cache
 def noisy_params(config: vit_spec.ViTConfig) -> Any:
     random = np.random.default_rng(1)
     return jax.tree.map(lambda x: np.asarray(x + 0.1 * random.normal(size=x.shape), x.dtype), vit_jax.init(config))
@@ -41,7 +43,7 @@ def test_outputs_are_those_of_the_model_in_float64() -> None:
     model = vit_jax.ViT(SMALL)
     with jax.enable_x64(True):
         doubles = jax.tree.map(lambda x: np.asarray(x, float), params)
-        expected = model.apply({"params": doubles}, images)
+        expected = jax.jit(model.apply)({"params": doubles}, images)
         # As `vit_jax.load` and as `vit_jax.init` return them, and as older versions of flax do.
         for given in (doubles, jax.device_put(doubles), flax.core.freeze(doubles)):
             found = vit_jax.compile_forward(model, given, batch_size=2)(images)
@@ -50,7 +52,7 @@ def test_outputs_are_those_of_the_model_in_float64() -> None:
 
 
 def test_the_function_does_not_need_the_given_parameters_any_more() -> None:
-    params, image = vit_jax.init(SMALL), np.ones((1, 8, 12, 3), np.float32)
+    params, image = jax.device_put(noisy_params(SMALL)), np.ones((1, 8, 12, 3), np.float32)
     forward = vit_jax.compile_forward(vit_jax.ViT(SMALL), params, batch_size=1)
     before = np.asarray(forward(image))
     jax.tree.map(lambda leaf: leaf.delete(), params)  # as a training step does to which they are donated
@@ -70,7 +72,7 @@ def assert_as_accurate(config: vit_spec.ViTConfig, dtype: str | None) -> None:
     params, images = noisy_params(config), np.random.default_rng(0).normal(size=(4, 8, 12, 3)).astype(np.float32)
     with jax.enable_x64(True):
         doubles = jax.tree.map(lambda x: np.asarray(x, float), params)
-        exact = np.asarray(vit_jax.ViT(config).apply({"params": doubles}, images.astype(float)))
+        exact = np.asarray(jax.jit(vit_jax.ViT(config).apply)({"params": doubles}, images.astype(float)))
     model = vit_jax.ViT(config, vit_jax.Execution(dtype=dtype))
     found = vit_jax.compile_forward(model, params, batch_size=4)(images)
     plain = jax.jit(model.apply)({"params": params}, images)
@@ -86,12 +88,14 @@ def test_outputs_are_as_accurate_as_those_of_the_model_and_have_its_dtype(dtype:
 
 @pytest.mark.parametrize("depth", [2, 5])
 def test_parameters_of_another_depth_are_refused(depth: int) -> None:
+    params = jax.eval_shape(lambda: vit_jax.init(CONFIG))
     with pytest.raises(ValueError, match="leading axis"):
-        vit_jax.compile_forward(vit_jax.ViT(CONFIG.replace(depth=depth)), vit_jax.init(CONFIG), batch_size=1)
+        vit_jax.compile_forward(vit_jax.ViT(CONFIG.replace(depth=depth)), params, batch_size=1)
 
 
 def test_the_weights_of_the_blocks_are_not_copied() -> None:
-    params, images = vit_jax.init(CONFIG), np.zeros((1, 224, 224, 3), np.float32)
+    shapes, images = jax.eval_shape(lambda: vit_jax.init(CONFIG)), np.zeros((1, 224, 224, 3), np.float32)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     program, own = _forward_program(vit_jax.ViT(CONFIG), params, batch_size=1)
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params["blocks"]))
     assert program.lower(own, images).compile().memory_analysis().temp_size_in_bytes < weights / 4

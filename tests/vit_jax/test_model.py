@@ -14,6 +14,7 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp
 from flax import nnx
+from flax.errors import ScopeParamShapeError
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import vit_jax
@@ -61,22 +62,17 @@ def test_dropout_acts_only_in_training_and_follows_its_key(kind: str) -> None:
 
 def test_patch_dropout_keeps_the_prefix_and_a_fraction_of_the_patches() -> None:
     config = RICH.replace(regularisation={"patch_drop": 0.5})
-    apply = jax.jit(partial(vit_jax.ViT(config).apply, train=True, mutable=["intermediates"]))
-    _, state = apply({"params": cached_params(RICH)}, random_images(config, (64, 64)), rngs={"dropout": jax.random.key(0)})
+    apply = partial(vit_jax.ViT(config).apply, train=True, mutable=["intermediates"], rngs={"dropout": jax.random.key(0)})
+    _, state = jax.eval_shape(apply, {"params": cached_params(RICH)}, random_images(config, (64, 64)))
     assert state["intermediates"]["embed"][0].shape[1] == config.num_prefix + 8
 
 
 def test_drop_path_keeps_the_first_block_and_drops_whole_images() -> None:
     config = PLAIN.replace(regularisation={"drop_path": 0.9})
     x = np.tile(random_images(config), (64, 1, 1, 1))
-    _, state = vit_jax.ViT(config).apply(
-        {"params": cached_params(PLAIN)},
-        x,
-        train=True,
-        rngs={"dropout": jax.random.key(0)},
-        mutable=["intermediates"],
-        capture_intermediates=True,
-    )
+    options = {"train": True, "mutable": ["intermediates"], "capture_intermediates": True}
+    apply = jax.jit(partial(vit_jax.ViT(config).apply, **options))
+    _, state = apply({"params": cached_params(PLAIN)}, x, rngs={"dropout": jax.random.key(0)})
     found = state["intermediates"]
     outputs = found["blocks"]["__call__"][0][0]
     skipped = [
@@ -97,6 +93,24 @@ def test_bfloat16_is_computed_in_bfloat16_within_its_rounding_error(config: ViTC
     assert jnp.linalg.norm(rounded - exact) < 10 * 2**-9 * jnp.linalg.norm(exact)  # ten rounding errors
 
 
+def loss_gradient(execution: vit_jax.Execution) -> Any:
+    """Return the function of parameters of RICH that computes the gradient of a loss."""
+    model = vit_jax.ViT(RICH, execution)
+    return jax.jit(jax.grad(lambda p: jnp.square(model.apply({"params": p}, random_images(RICH))).sum()))
+
+
+def float64_params() -> Any:
+    """Return the parameters of RICH in float64."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), cached_params(RICH))
+
+
+@cache
+def cpu_gradients(execution: vit_jax.Execution) -> list[Any]:
+    """Return the gradients by `loss_gradient` in float64, of the program for the CPU."""
+    with jax.enable_x64(True):
+        return jax.tree.leaves(loss_gradient(execution)(float64_params()))
+
+
 @pytest.mark.parametrize(
     "execution",
     [
@@ -108,14 +122,7 @@ def test_bfloat16_is_computed_in_bfloat16_within_its_rounding_error(config: ViTC
     ids=["remat full", "remat dots", "unroll", "explicit"],
 )
 def test_execution_options_do_not_change_the_gradients(execution: vit_jax.Execution) -> None:
-    def gradient(execution: vit_jax.Execution) -> Any:
-        model = vit_jax.ViT(RICH, execution)
-        return jax.jit(jax.grad(lambda p: jnp.square(model.apply({"params": p}, random_images(RICH))).sum()))(params)
-
-    with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), cached_params(RICH))
-        plain, other = gradient(vit_jax.Execution()), gradient(execution)
-    for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
+    for one, two in zip(cpu_gradients(vit_jax.Execution()), cpu_gradients(execution), strict=True):
         assert np.linalg.norm(one - two) <= 1e-12 * np.linalg.norm(one)
 
 
@@ -162,18 +169,15 @@ def test_the_layout_of_tokens_is_constrained_on_gpus_from_jax_0_11_on(
 def test_the_program_for_gpus_has_a_loop_only_with_remat_and_computes_the_same_gradients(
     remat: Any, request: pytest.FixtureRequest
 ) -> None:
-    def gradient() -> Any:
-        model = vit_jax.ViT(RICH, vit_jax.Execution(remat=remat))
-        return jax.jit(jax.grad(lambda p: jnp.square(model.apply({"params": p}, random_images(RICH))).sum()))
-
+    execution = vit_jax.Execution(remat=remat)
+    plain = cpu_gradients(execution)
+    request.getfixturevalue("fake_gpu")
     with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), cached_params(RICH))
-        plain = gradient()(params)
-        request.getfixturevalue("fake_gpu")
-        program = gradient().lower(params)
+        params = float64_params()
+        program = loss_gradient(execution).lower(params)
         assert ("stablehlo.while" in program.as_text()) is (remat != "none")
         assert "optimization_barrier" in program.as_text()
-        for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(program.compile()(params)), strict=True):
+        for one, two in zip(plain, jax.tree.leaves(program.compile()(params)), strict=True):
             assert np.linalg.norm(one - two) <= 1e-12 * np.linalg.norm(one)
 
 
@@ -216,7 +220,8 @@ def test_norms_have_second_derivatives_and_those_along_a_direction(
             lambda f: jax.jvp(f, (x,), (direction,))[1],
             lambda f: jax.hessian(lambda x: jnp.sin(f(x)).sum())(x),
         ):
-            expected, found = derive(plain), derive(lambda x: layers._standardize(x, 1e-2, centre, (-1,)))
+            functions = plain, lambda x: layers._standardize(x, 1e-2, centre, (-1,))
+            expected, found = jax.jit(lambda derive=derive, functions=functions: [derive(each) for each in functions])()
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -249,7 +254,8 @@ def test_attention_with_the_arguments_of_the_fused_kernel_is_the_same_function(
     monkeypatch.setattr(jax.nn, "dot_product_attention", attention_anywhere)
     with jax.enable_x64(True):
         noise = np.random.default_rng(0)  # large enough that no gradient is nearly zero
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf + noise.normal(0, 0.3, leaf.shape)), cached_params(config))
+        initial = cached_params(config.replace(image_size=(16, 16)))  # positions are rotary: no shape depends on the size
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf + noise.normal(0, 0.3, leaf.shape)), initial)
         explicit, fused = gradient("explicit", params), gradient("cudnn", params)
     assert set(calls) == {("cudnn", 6 if side == 16 else 10)}  # even numbers of tokens; attention pooling does not use it
     for one, two in zip(jax.tree.leaves(explicit), jax.tree.leaves(fused), strict=True):
@@ -275,8 +281,10 @@ def test_attention_dropout_with_the_fused_kernel_is_refused() -> None:
 
 
 def test_relative_positions_with_the_fused_kernel_are_refused() -> None:
+    config = PLAIN.replace(positions={"relative": "table"})
+    apply, params = vit_jax.ViT(config, vit_jax.Execution(attention="cudnn")).apply, lambda: vit_jax.init(config)
     with pytest.raises(InputError, match='attention="cudnn" has no relative positions'):
-        run(PLAIN.replace(positions={"relative": "table"}), vit_jax.Execution(attention="cudnn"))
+        jax.eval_shape(apply, {"params": jax.eval_shape(params)}, random_images(config))
 
 
 def test_the_compiled_program_does_not_grow_with_depth() -> None:
@@ -290,11 +298,12 @@ def test_the_compiled_program_does_not_grow_with_depth() -> None:
 
 
 def test_the_model_runs_through_the_nnx_bridge() -> None:
-    model = nnx.bridge.ToNNX(vit_jax.ViT(RICH), rngs=nnx.Rngs(params=0)).lazy_init(random_images(RICH))
+    images = random_images(RICH)
+    model = nnx.jit(lambda: nnx.bridge.ToNNX(vit_jax.ViT(RICH), rngs=nnx.Rngs(params=0)).lazy_init(images))()
     params = jax.tree.map(lambda leaf: leaf, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    expected = vit_jax.ViT(RICH).apply({"params": params}, random_images(RICH))
-    np.testing.assert_array_equal(model(random_images(RICH)), expected)
-    gradient = nnx.jit(nnx.grad(lambda m: jnp.square(m(random_images(RICH))).sum()))(model)
+    expected = jax.jit(vit_jax.ViT(RICH).apply)({"params": params}, images)
+    np.testing.assert_array_equal(nnx.jit(lambda model, images: model(images))(model, images), expected)
+    gradient = nnx.jit(nnx.grad(lambda m: jnp.square(m(images)).sum()))(model)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient["blocks"]["attn"]["qkv"]))
 
 
@@ -352,7 +361,8 @@ def test_fed_values_that_replace_nothing_are_refused() -> None:
 
 def test_both_twins_have_the_same_intermediates() -> None:
     torch, vit_torch = pytest.importorskip("torch"), pytest.importorskip("vit_torch")
-    _, in_jax = vit_jax.intermediates(vit_jax.ViT(RICH), cached_params(RICH), random_images(RICH))
+    model, params = vit_jax.ViT(RICH), cached_params(RICH)
+    _, in_jax = jax.eval_shape(partial(vit_jax.intermediates, model), params, random_images(RICH))
     explicit = vit_torch.ViT(RICH, vit_torch.Execution(attention="explicit")).eval()
     _, in_torch = vit_torch.intermediates(explicit, torch.tensor(random_images(RICH)).permute(0, 3, 1, 2))
     assert {name: value.shape for name, value in in_jax.items()} == {k: tuple(v.shape) for k, v in in_torch.items()}
@@ -374,6 +384,13 @@ def test_the_error_for_invalid_images_is_one_line(what: str) -> None:
         vit_jax.ViT(PLAIN).apply({"params": cached_params(PLAIN)}, change(random_images(PLAIN)))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_parameters_of_another_shape_are_refused_with_their_path() -> None:
+    params = jax.eval_shape(lambda: vit_jax.init(PLAIN.replace(mlp_dim=25)))
+    message = r'"kernel" in "/blocks/mlp/fc1", .* shape \(16, 24\), .* shape \(16, 25\)'
+    with pytest.raises(ScopeParamShapeError, match=message):
+        jax.eval_shape(vit_jax.ViT(PLAIN).apply, {"params": params}, random_images(PLAIN))
 
 
 def test_images_of_numpy_in_float64_are_taken_in_the_dtype_of_jax_without_a_warning() -> None:

@@ -21,6 +21,7 @@ PLAIN = small_config(vit_spec.get("vit_s16"))
 RICH = small_config(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
 TABLE = small_config(vit_spec.get("beit_b16")).replace(tokens={"registers": 1})
 MLP = TABLE.replace(positions={"relative": "mlp", "relative_dim": 4})
+LEARNED_AND_ROTARY = RICH.replace(depth=1, positions={"kind": "learned"})  # compilers trace every block alike
 RELATIVE = {
     "table": TABLE,
     "shared table": TABLE.replace(positions={"relative_shared": True}),
@@ -116,19 +117,18 @@ def test_activation_checkpointing_gives_the_same_gradients(remat: Any) -> None:
 @pytest.mark.filterwarnings(
     "ignore:.*torch.jit.script_method:DeprecationWarning"
 )  # from the inductor of torch 2.13, in 2026-11
-@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
-def test_the_model_compiles_without_graph_breaks(config: ViTConfig) -> None:
+def test_the_model_compiles_without_graph_breaks() -> None:
     torch._dynamo.reset()
-    model, x = vit_torch.ViT(config).eval(), images(config, (64, 48))
+    model, x = vit_torch.ViT(LEARNED_AND_ROTARY).eval(), images(LEARNED_AND_ROTARY, (64, 48))
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True)(x)
         torch.testing.assert_close(compiled, model(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["learned", "rotary"])
-def test_the_model_compiles_at_any_image_size(config: ViTConfig, dynamic: bool | None) -> None:
+def test_the_model_compiles_at_any_image_size(dynamic: bool | None) -> None:
     torch._dynamo.reset()
+    config = LEARNED_AND_ROTARY
     model = vit_torch.ViT(config).eval()
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="eager")
     for size in ((64, 48), (96, 80), (32, 64)):  # from the second size on, the compiler makes sizes symbolic
@@ -136,8 +136,8 @@ def test_the_model_compiles_at_any_image_size(config: ViTConfig, dynamic: bool |
             assert torch.equal(compiled(x := images(config, size)), model(x))
 
 
-@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["learned", "rotary"])
-def test_a_model_is_exported_for_any_batch_but_one_image_size(config: ViTConfig) -> None:
+def test_a_model_is_exported_for_any_batch_but_one_image_size() -> None:
+    config = LEARNED_AND_ROTARY
     model, x = vit_torch.ViT(config).eval(), images(config)
     batch, patches = torch.export.Dim("batch"), torch.export.Dim("patches")
     program = torch.export.export(model, (x,), dynamic_shapes=({0: batch},)).module()
@@ -150,7 +150,7 @@ def test_a_model_is_exported_for_any_batch_but_one_image_size(config: ViTConfig)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_training_with_dropout_and_activation_checkpointing_is_one_graph(seed: int | None) -> None:
     torch._dynamo.reset()
-    config = RICH.replace(regularisation=dict.fromkeys(DROPOUT, 0.1))
+    config = RICH.replace(depth=1, regularisation=dict.fromkeys(DROPOUT, 0.1))
     model = torch.compile(vit_torch.ViT(config, vit_torch.Execution(remat="full")), fullgraph=True, backend="aot_eager")
     model(images(config), None if seed is None else vit_torch.Key(vit_torch.random_key(seed))).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -1,7 +1,8 @@
-"""Every format converts to every other and back bit for bit, and refuses a config that it cannot store."""
+"""Every format converts to every other bit for bit, and refuses a config that it cannot store."""
 
 import re
 from functools import cache
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -102,16 +103,14 @@ def test_every_format_can_store_one_of_the_published_models():
 
 
 @pytest.mark.parametrize("source", NAMES)
-def test_a_format_converts_to_every_other_and_back_bit_for_bit(source):
+def test_a_format_converts_to_every_other_bit_for_bit(source):
+    """The result is what the torch format converts to, so the conversion back, whose source is the other, inverts it."""
     count = 0
     for target in NAMES:
-        shared = [config for config in storable_configs(source) if config in storable_configs(target)]
-        for config in shared[:2]:
-            converted = Checkpoint(config, target, dict(converted_arrays(random_checkpoint(source, config), target)))
-            assert same_bits(dict(converted_arrays(converted, source)), random_checkpoint(source, config).arrays), (
-                target,
-                config,
-            )
+        shared = (config for config in storable_configs(source) if config in storable_configs(target))
+        for config in islice(shared, 2):
+            converted = dict(converted_arrays(random_checkpoint(source, config), target))
+            assert same_bits(converted, random_checkpoint(target, config).arrays), (target, config)
             count += 1
     assert count >= len([name for name in NAMES if can_store(name, storable_configs(source)[0])])
 
