@@ -119,9 +119,11 @@ def run(code: str) -> str:
 
 WITHOUT = """
 import importlib, sys
+tried = set()
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {blocked}:
+            tried.add(name)
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Blocked())
 for module in {modules}:
@@ -152,6 +154,7 @@ from train.cli import main
 from train.{name}.__main__ import fit
 small = ["--model.image-size", "None", "--model.changes", "patch_size=4", "width=16", "depth=1", "num_heads=2", "mlp_dim=8"]
 print(main("train.{name}", fit, ["--config", "tiny", *small, "--dry-run", "--no-tensorboard"]))
+print(*tried)
 """
 
 
@@ -160,7 +163,9 @@ def test_a_trainer_runs_without_the_other_framework(name: str, blocked: set[str]
     for package in (name, "grain", "sklearn", "PIL"):
         pytest.importorskip(package)
     printed = run(WITHOUT.format(blocked=blocked, modules=[], frameworks=FRAMEWORKS) + RUN_WITHOUT.format(name=name))
-    assert "one step and an evaluation of" in printed and printed.splitlines()[-1] == "0"
+    # Where jax is installed, grain would import it in a process that trains with PyTorch, which takes seconds.
+    *lines, status, tried = printed.split("\n")[:-1]
+    assert any("one step and an evaluation of" in line for line in lines) and (status, tried) == ("0", "")
 
 
 @pytest.mark.parametrize(
