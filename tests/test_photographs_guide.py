@@ -54,21 +54,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+# Runs modules, each as `python -m MODULE ARGUMENT ...` does, and prints a form feed after the output of each.
+RUN_MODULES = """
+import json, runpy, sys
+for module, *arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = arguments
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        assert error.code == 0, module
+    print(end="\\f")
+"""
+
+
 @pytest.fixture(scope="module")
 def outputs(folder: Path, site: Path) -> dict[str, str]:  # noqa: F811
-    """Return what each command prints.  Instead of the one that downloads weights, those of a small ViT are written."""
-    found = {}
+    """Return what each command prints.  Instead of the one that downloads weights, those of a small ViT are written.
+
+    One process runs all commands, because most of them import PyTorch, which takes longer than what they do.
+    """
+    [download] = [command for command in COMMANDS if "hf://" in command]
+    config = vit_spec.get("vit_ti16", image_size=32, patch_size=8, width=32, depth=2, num_heads=2, mlp_dim=64)
+    write(weights(config, 0), folder / shlex.split(download)[4], "torch")
     environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    for command in COMMANDS:
-        if "hf://" in command:
-            config = vit_spec.get("vit_ti16", image_size=32, patch_size=8, width=32, depth=2, num_heads=2, mlp_dim=64)
-            write(weights(config, 0), folder / shlex.split(command)[4], "torch")
-            continue
-        run = [sys.executable, *shlex.split(command)]
-        done = subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        found[command] = done.stdout
-    return found
+    others = [command for command in COMMANDS if command != download]
+    modules = json.dumps([shlex.split(command)[1:] for command in others])
+    run = [sys.executable, "-c", RUN_MODULES, modules]
+    done = subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return dict(zip(others, done.stdout.split("\f")[:-1], strict=True))
 
 
 def test_the_guide_goes_from_photographs_to_predictions() -> None:

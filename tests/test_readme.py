@@ -12,6 +12,7 @@ import pytest
 
 import parity
 import vit_spec
+from parity.__main__ import main
 from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import get
 from parity.checkpoints.weights import Checkpoint
@@ -36,15 +37,10 @@ def weights():
     }
 
 
-def run_python(command, folder):
-    """Run Python with some arguments in a folder, and return the completed process."""
-    env = os.environ | {"PYTHONPATH": str(README.parent)}
-    return subprocess.run([sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True)
-
-
 def run(command, folder):
-    """Run Python with the arguments in a line of a page, assert that it succeeds, and return its output."""
-    done = run_python(shlex.split(command), folder)
+    """Run Python with the arguments in a line of a page in a folder, and assert that it succeeds; return its output."""
+    env = os.environ | {"PYTHONPATH": str(README.parent)}
+    done = subprocess.run([sys.executable, *shlex.split(command)], cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -98,7 +94,8 @@ def test_fine_tuned_pytorch_to_google(tmp_path, weights):
     np.testing.assert_array_equal(query, weights["blocks.1.attn.qkv.weight"][:384].T.reshape(384, 6, 64))
 
 
-README_LINES = [shlex.split(line) for line in re.findall(r"^\$ python (-m parity .*)$", README.read_text(), re.MULTILINE)]
+PARITY = "-m parity "
+README_LINES = re.findall(rf"^\$ python {PARITY}(.*)$", README.read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -119,24 +116,39 @@ def ported(tmp_path_factory, weights):
     return folder
 
 
-def test_the_failing_check_of_the_readme_fails_at_the_part_shown_there(ported, capsys):
+@pytest.fixture
+def run_parity(ported, monkeypatch, capsys):
+    """Return a function that runs `parity` in the folder in this process, which has imported both frameworks.
+
+    The function takes the arguments of the command, in one text, and returns its exit code and its output.
+    """
+    monkeypatch.chdir(ported)
+
+    def run(arguments):
+        code = main(shlex.split(arguments))
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_the_failing_check_of_the_readme_fails_at_the_part_shown_there(run_parity):
     pytest.importorskip("jax")
-    command = next(line for line in README_LINES if "check" in line)
-    done = run_python(command, ported)
-    assert done.returncode == 1
-    assert "the first part that differs is blocks.0.norm1, by" in done.stdout.splitlines()[-1]
+    code, out = run_parity(next(line for line in README_LINES if line.startswith("check")))
+    assert code == 1
+    assert "the first part that differs is blocks.0.norm1, by" in out.splitlines()[-1]
 
 
-def test_the_diagnosis_of_the_readme_finds_the_cause_shown_there_and_its_fix_works(ported):
-    command = next(line for line in README_LINES if "diagnose" in line)
+def test_the_diagnosis_of_the_readme_finds_the_cause_shown_there_and_its_fix_works(run_parity):
+    command = next(line for line in README_LINES if line.startswith("diagnose"))
     text = README.read_text()
-    (cause,), (fix,) = re.findall(r"^(cause: .*) \(", text, re.M), re.findall(r"^  fix: python (.*)$", text, re.M)
-    done = run_python(command, ported)
-    assert done.returncode == 1
-    assert f"\n{cause} (" in done.stdout and f"\n  fix: python {fix}\n" in done.stdout
+    (cause,) = re.findall(r"^(cause: .*) \(", text, re.M)
+    (fix,) = re.findall(rf"^  fix: python {PARITY}(.*)$", text, re.M)
+    code, out = run_parity(command)
+    assert code == 1
+    assert f"\n{cause} (" in out and f"\n  fix: python {PARITY}{fix}\n" in out
     guide = (ROOT / "docs" / "guides" / "port.md").read_text()
     shown = re.findall(r"^(runner-up: .*) \(relRMS", guide, re.M)
-    assert shown and all(f"\n{line} (" in done.stdout for line in shown), done.stdout
-    run(fix, ported)
-    again = [argument.replace("ported.pth", "FIXED.safetensors") for argument in command]
-    assert "MATCH: nothing is wrong" in run(shlex.join(again), ported)
+    assert shown and all(f"\n{line} (" in out for line in shown), out
+    assert run_parity(fix)[0] == 0
+    code, out = run_parity(command.replace("ported.pth", "FIXED.safetensors"))
+    assert code == 0 and "MATCH: nothing is wrong" in out

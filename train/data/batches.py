@@ -18,6 +18,7 @@ from PIL import Image
 
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from train.data.augment import Augment, Mix, augment_image, preprocess, sample_mix
+from train.data.hidden_imports import hide_packages
 from train.data.order import EpochOrder
 from train.data.rng import IMAGE, MIX, generator
 from train.data.sources import Examples, FileAccessError
@@ -168,8 +169,9 @@ class DataLoader:
 
     def _batches(self, load: Callable[[int], tuple[Batch, NDArray[np.int64]]], first: int, end: int) -> Iterator[Batch]:
         """Yield the batches of `load(first)` to `load(end - 1)`, prepared ahead by threads or processes."""
-        with quiet_absl():  # without jax, grain warns that it cannot profile with it
-            import grain  # imported late because it imports jax, if jax is installed
+        # A process that has not imported jax by now does not compute with it, and grain needs neither jax nor orbax.
+        with hide_packages("jax", "orbax"), quiet_absl():  # without jax, grain warns that it cannot profile with it
+            import grain  # imported late, since it takes long
 
         local_size = len(self._indices)
         shape = (*self.config.image_size, self.config.in_channels)

@@ -5,15 +5,14 @@ ever.
 """
 
 import logging
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from train.data.hidden_imports import hide_packages
 
 FLUSH_SECONDS = 30  # an event is written to the file no later than with the next event after this time
 
@@ -29,7 +28,7 @@ class EventWriter:
     """
 
     def __init__(self, folder: Path, after: int = 0) -> None:
-        with _hide_torch():
+        with hide_packages("torch"):  # it imports torch for a type that this module never passes
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto.event_pb2 import SessionLog
 
@@ -62,19 +61,3 @@ class EventWriter:
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self._writer.flush()
             self._flushed = time.monotonic()
-
-
-@contextmanager
-def _hide_torch() -> Iterator[None]:
-    """Make `import torch` fail in this context, unless torch is loaded already.
-
-    tensorboardX would import it, which takes seconds, for a type that this module never passes.
-    """
-    if "torch" in sys.modules:
-        yield
-        return
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules["torch"]

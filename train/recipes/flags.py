@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
+from functools import cache
 from itertools import pairwise
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -114,7 +115,8 @@ def apply_flags(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
 
 def _groups(part: Any, prefix: str = "") -> Iterator[tuple[str, str, list[Flag]]]:
     """Yield a dataclass and those nested in it: a title, the first paragraph of the docstring, and the flags."""
-    kinds, texts, values = get_type_hints(type(part)), _field_docstrings(type(part)), vars(part)
+    cls: Any = type(part)
+    kinds, texts, values = get_type_hints(cls), _field_docstrings(cls), vars(part)
     nested = [name for name in values if is_dataclass(values[name])]
     flags = [Flag(prefix + name, kinds[name], texts.get(name, ""), values[name]) for name in values if name not in nested]
     yield f"{prefix.rstrip('.') or 'run'} options", (inspect.getdoc(part) or "").partition("\n\n")[0], flags
@@ -122,6 +124,7 @@ def _groups(part: Any, prefix: str = "") -> Iterator[tuple[str, str, list[Flag]]
         yield from _groups(values[name], f"{prefix}{name}.")
 
 
+@cache  # a command needs them for each parse, and to read the source takes longer than all else in it
 def _field_docstrings(cls: type) -> dict[str, str]:
     """Return the string that follows each annotated field in the source of a class, in one line."""
     body = next(node.body for node in ast.parse(inspect.getsource(cls)).body if isinstance(node, ast.ClassDef))

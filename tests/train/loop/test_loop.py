@@ -536,12 +536,19 @@ def command(*arguments: Any, make_engine: Any = FakeEngine) -> int:
     return main("train.fake", lambda request: train(request, make_engine), [str(each) for each in arguments])
 
 
+@pytest.fixture(scope="module")
+def original_small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("small") / "run"
+    assert command(*SMALL, "--model.changes", "depth=1", "width=16", "mlp_dim=16", "--run", run) == 0
+    return run
+
+
 @pytest.fixture
-def small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A finished run of four steps."""
-    assert command(*SMALL, "--model.changes", "depth=1", "width=16", "mlp_dim=16", "--run", tmp_path / "run") == 0
-    capsys.readouterr()
-    return tmp_path / "run"
+def small_run(original_small_run: Path, tmp_path: Path) -> Path:
+    """A finished run of four steps, which the test may change."""
+    run = shutil.copytree(original_small_run, tmp_path / "run")
+    edit_config(run, {"recipe.run": str(run)})
+    return run
 
 
 def config_of(run: Path) -> dict[str, Any]:
@@ -975,11 +982,20 @@ def test_the_loop_imports_neither_framework(tmp_path: Path) -> None:
 # Weights after a run that ended early ---------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def original_finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    assert run_training(replace(RECIPE, run=str(run))) == 0
+    return run
+
+
 @pytest.fixture
-def finished(tmp_path: Path) -> Path:
-    """A finished run of 6 steps, whose evaluations after 3 and 6 steps are equal: the first is the best."""
-    assert run_training(replace(RECIPE, run=str(tmp_path / "run"))) == 0
-    return tmp_path / "run"
+def finished(original_finished: Path, tmp_path: Path) -> Path:
+    """A finished run of 6 steps, which the test may change.
+
+    Its evaluations after 3 and 6 steps are equal: the first is the best.
+    """
+    return shutil.copytree(original_finished, tmp_path / "run")
 
 
 RECORDED = {"step": 3, "sha256": "0" * 64}  # of a file of best weights
