@@ -540,6 +540,18 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+def test_wrong_arguments_are_named_as_those_of_the_fixture(pytester: pytest.Pytester, project: Any) -> None:
+    pytester.makepyfile(
+        test_two="def test_none(assert_parity): assert_parity()\n"
+        "def test_misspelled(assert_parity): assert_parity(len, {}, None, 1, inputaxes='b y')\n"
+    )
+    printed = project("--tb=short", "test_two.py")[1]
+    assert "TypeError: assert_parity(): missing a required argument: 'flax_apply'" in printed
+    what = "got an unexpected keyword argument 'inputaxes'"
+    assert f"TypeError: assert_parity(): {what}; did you mean 'input_axes'?" in printed
+    assert "compare_models" not in printed
+
+
 def edit_golden_file(path: Any, change: Any) -> None:
     """Rewrite a golden file after `change` has edited its header and its arrays."""
     import json
