@@ -666,6 +666,9 @@ DAMAGE: dict[str, Any] = {
         path, lambda header, _: header.update(distances={"torch": {"output": 10**400}})
     ),
     "no distances of a framework": lambda path: edit_golden_file(path, lambda header, _: header["distances"].pop("flax")),
+    "a number as fingerprint": lambda path: edit_golden_file(
+        path, lambda header, _: header.update(fingerprints={"inputs": {"input 0": 1}})
+    ),
     "no distance of an output": lambda path: edit_golden_file(path, lambda header, _: header["distances"].update(flax={})),
 }
 
@@ -676,14 +679,17 @@ def test_a_damaged_golden_file_is_refused_with_what_to_do(project: Any, how: str
     DAMAGE[how](project.golden)
     outcomes, printed = project()
     assert outcomes == {"failed": 1}
-    assert "is not a golden file, or is damaged" in printed and "record it again with --parity-record" in printed
+    line = next(line for line in printed.splitlines() if "is not a golden file, or is damaged" in line)
+    assert line.endswith(": record it again with --parity-record") and line.count(str(project.golden)) == 1
+    assert "write it again" not in line
 
 
 def test_a_golden_file_of_other_weights_is_refused_with_what_to_do(project: Any) -> None:
     project("--parity-record")
     outcomes, printed = project(weight=2.5)
     assert outcomes == {"failed": 1}
-    assert "was recorded with other weights, inputs or outputs: record it again with --parity-record" in printed
+    assert "was recorded with other weights (1 of 2 differs: kernel has other values" in printed
+    assert "record it again with --parity-record if the change is intended" in printed
     assert "golden_outputs.py" not in printed  # nor the source of this package
 
 
