@@ -334,6 +334,7 @@ def test_help_names_every_command():
         ("convert a --set eps=1 --to timm", "the following arguments are required: DST; see python -m parity convert"),
         ("golden record a.npz", "the following arguments are required: FILE; see python -m parity golden record --help"),
         ("convert a b.safetensors --to jux", "unknown format 'jux'; did you mean 'jax'?"),
+        ("convert a b.safetensors --to ours", ", article_dino, or define it with --format-file FILE"),
         ("inspect", "SRC"),
         ("inspect a --colour", "unrecognized arguments: --colour"),
         ("inspect nowhere/a", "no file nowhere/a: there is no folder nowhere"),
