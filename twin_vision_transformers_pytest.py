@@ -5,6 +5,7 @@ when a test uses the fixture: the project may have a package `parity` of its own
 """
 
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -95,7 +96,7 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     With --parity-record it writes the golden file instead, and replaces an existing one.  With --parity-require-golden it
     fails if there is none.
     """
-    from vit_spec import InputError
+    from vit_spec import InputError, nearest
     from vit_spec.shadowing import check_not_shadowed
 
     try:
@@ -103,10 +104,10 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     except InputError as error:
         pytest.fail(str(error), pytrace=False)
     from parity.comparison.any_model import golden_outputs, provenance, verdict
-    from parity.comparison.any_model.assertion import compare_models
+    from parity.comparison.any_model.assertion import assert_parity, compare_models
     from parity.comparison.any_model.report import UnequalWeightsError
 
-    calls, test = 0, _test_name(request.node)
+    calls, test, signature = 0, _test_name(request.node), inspect.signature(assert_parity)
 
     def write(facts: dict[str, Any], changes: list[str]) -> None:
         if (path := _json_path(request.config)) is not None:
@@ -116,9 +117,20 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
 
+    def check_arguments(arguments: Any, options: Any) -> None:
+        """Raise a TypeError that names `assert_parity`; Python's would name `compare_models`."""
+        __tracebackhide__ = True
+        try:
+            signature.bind(*arguments, **options)
+        except TypeError as error:
+            unknown = next((name for name in options if name not in signature.parameters), None)
+            hint = nearest(unknown, signature.parameters) if unknown else ""
+            raise TypeError(f"assert_parity(): {error}{hint}") from None
+
     def compare(arguments: Any, options: Any) -> Any:
         __tracebackhide__ = True
         try:
+            check_arguments(arguments, options)
             return compare_models(*arguments, **options)
         except InputError as error:
             write(verdict.error_facts(error), [])

@@ -11,6 +11,7 @@ from typing import Any
 from parity.checkpoints.assumptions import Assumption, Inferred
 from parity.checkpoints.derived_fields import (
     FormatMismatch,
+    UnfittingFieldsError,
     infer_grid,
     infer_heads,
     infer_patch,
@@ -136,7 +137,12 @@ def _assume_defaults(format: Format, evidence: Evidence, known: Fields, publishe
 def _derive_fields(
     format: Format, evidence: Evidence, published: Fields, known: Fields
 ) -> tuple[dict[str, Any], list[Assumption]]:
-    """Return `known` with the fields that follow from it and the tensors, and the assumptions in them."""
+    """Return `known` with the fields that follow from it and the tensors, and the assumptions in them.
+
+    Raises:
+        FormatMismatch: the tensors contradict the format.
+        InputError: a field does not fit the tensors, or they do not show it.
+    """
     fields, assumed = dict(known), list[Assumption]()
     steps = (
         infer_patch,
@@ -146,7 +152,10 @@ def _derive_fields(
         partial(infer_grid, format),
     )
     for infer_fields in steps:
-        found = infer_fields(fields, evidence)
+        try:
+            found = infer_fields(fields, evidence)
+        except UnfittingFieldsError as error:
+            raise _name_lines(error, format.definition) if format.definition else error from None
         assumed += found.assumed
         fields = {**found.fields, **fields}
     return fields, assumed
@@ -208,6 +217,17 @@ def _check_definition(definition: Definition, shown: Fields, given: Fields) -> N
             )
         if name in shown and shown[name] != value:
             raise InputError(f"{definition.source} sets {name}={value!r}, but the tensors show {shown[name]!r}: correct it")
+
+
+def _name_lines(error: UnfittingFieldsError, definition: Definition) -> InputError:
+    """Return an error that names the lines of the user's format that set its fields: --set cannot override these."""
+    fields = definition.fields
+    lines = [
+        f"{definition.place_of_field(name)}, which sets {name}={fields[name]!r}" for name in error.options if name in fields
+    ]
+    options = [option for name, option in error.options.items() if name not in fields]
+    remedies = [f"correct {' and '.join(lines)}"] * bool(lines) + [f"give {' '.join(options)}"] * bool(options)
+    return InputError(f"{error.problem}: {', or '.join(remedies)}")
 
 
 def override_fields(config: ViTConfig, given: Fields) -> tuple[ViTConfig, tuple[Assumption, ...]]:

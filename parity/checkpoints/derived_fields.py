@@ -11,6 +11,20 @@ from vit_spec.models import SIZES
 from vit_spec.positions import SCALED_ROTARY
 
 
+class UnfittingFieldsError(InputError):
+    """Fields do not fit the tensors; the message says to give others.
+
+    Attributes:
+        problem: what does not fit.
+        options: field -> the option that gives it, such as "--set image_size=HxW".
+    """
+
+    def __init__(self, problem: str, **forms: str) -> None:
+        """Make the error for some fields, each with the form of its value, such as "HxW"."""
+        self.problem, self.options = problem, {name: f"--set {name}={form}" for name, form in forms.items()}
+        super().__init__(f"{problem}: give {' '.join(self.options.values())}")
+
+
 class FormatMismatch(InputError):
     """The tensors or files contradict a format; another format with the same keys may fit."""
 
@@ -36,9 +50,10 @@ def infer_patch(known: Fields, evidence: Evidence) -> Inferred:
     if "patch_size" not in known:
         assumed.append(Assumption("patch_size", (ph, pw), "a square patch"))
     if channels * ph * pw != length:
-        raise InputError(
-            f"{channels} channels of patches of {ph}x{pw} are {channels * ph * pw} values, the projection takes {length}: "
-            f"give --set in_channels=N --set patch_size=HxW"
+        raise UnfittingFieldsError(
+            f"{channels} channels of patches of {ph}x{pw} are {channels * ph * pw} values, the projection takes {length}",
+            in_channels="N",
+            patch_size="HxW",
         )
     return Inferred(assumed=tuple(assumed))
 
@@ -72,12 +87,10 @@ def infer_heads(known: Fields, evidence: Evidence) -> Inferred:
         )
         assumed.append(Assumption("num_heads", heads, why))
     if heads < 1 or inner % heads:
-        raise InputError(f"{heads} heads do not divide {inner}, the width of queries and keys: give --set num_heads=N")
+        raise UnfittingFieldsError(f"{heads} heads do not divide {inner}, the width of queries and keys", num_heads="N")
     if known.get("positions.rotary", "none") != "none" and inner // heads % 4:
-        raise InputError(
-            f"{heads} heads of width {inner // heads} have no rotary positions, which need a multiple of 4: give --set "
-            f"num_heads=N"
-        )
+        what = "rotary positions, which need a multiple of 4"
+        raise UnfittingFieldsError(f"{heads} heads of width {inner // heads} have no {what}", num_heads="N")
     if inner // heads * heads != width or width % heads:
         proven["attention.head_dim"] = inner // heads
     return Inferred(proven, tuple(assumed))
@@ -144,9 +157,10 @@ def infer_grid(format: Format, known: Fields, evidence: Evidence) -> Inferred:
         for name, count in covers.items():  # as in a convolution, which leaves out the remainder
             if rows == (height // ph) * (width // pw) + count and not known.get("tokens.pad"):
                 return Inferred({"positions.covers": name, "tokens.crop": True})
-        raise InputError(
-            f"an image of {height}x{width} has {cells} patches of {ph}x{pw}, the position table {rows} rows: "
-            f"give the size that it was trained at with --set image_size=HxW"
+        raise UnfittingFieldsError(
+            f"an image of {height}x{width} has {cells} patches of {ph}x{pw}, but the position table, which has the size of "
+            f"training, {rows} rows",
+            image_size="HxW",
         )
     sides = {name: isqrt(max(rows - count, 0)) for name, count in covers.items()}
     fitting = [name for name, count in covers.items() if sides[name] and sides[name] ** 2 == rows - count]

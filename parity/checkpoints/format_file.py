@@ -134,13 +134,14 @@ def parse_format(text: str, source: str, default_name: str = "") -> Format:
         )
     spellings = _parse_words(lines, source)
     column = _parse_column(lines, spellings, source)
-    fields: dict[str, Any] = {}
+    fields, field_lines = dict[str, Any](), dict[str, int]()
     for number, value in lines.words["set"]:
         with _located(f"{source}:{number}"):
             given = {each: coerce_field(each, word) for each, word in parse_overrides([value], "set:").items()}
             if twice := fields.keys() & given.keys():
                 raise InputError(f"{twice.pop()} is set twice: leave one of the lines out")
             fields |= given
+            field_lines |= dict.fromkeys(given, number)
     numbers: dict[str, int] = {}
     for number, parameter, *_ in lines.parameters:
         numbers.setdefault(parameter, number)
@@ -160,6 +161,7 @@ def parse_format(text: str, source: str, default_name: str = "") -> Format:
         ignored=_parse_ignored(lines, source),
         constants=_parse_constants(lines, source),
         fields=fields,
+        field_lines=field_lines,
         proven=proven,
     )
     return Format(

@@ -38,6 +38,7 @@ from vit_spec import InputError, ViTConfig
 if TYPE_CHECKING:
     from parity.comparison.own_model import DerivedTable
 
+_SIZES = ("image_size", "patch_size", "in_channels", "num_classes")  # the options that make parameters larger
 MIN_BYTES_FOR_SPEED = 100_000_000  # below this, start-up dominates the time
 
 
@@ -53,7 +54,15 @@ def convert(args: argparse.Namespace) -> int:
         loaded = load_source(args)
         check_format_files_used(args, loaded.format, args.to)
     repaired, repairs = _repair(loaded, args.mend)
-    checkpoint, changes = surgery.apply(repaired, _surgery_operations(args))
+    try:
+        checkpoint, changes = surgery.apply(repaired, _surgery_operations(args))
+    except MemoryError:
+        sizes = [f"--{name.replace('_', '-')} {given}" for name in _SIZES if (given := getattr(args, name)) is not None]
+        if not sizes:
+            raise
+        raise InputError(
+            f"not enough memory for the weights with {' '.join(sizes)}: give less, or use a machine with more memory"
+        ) from None
     changes = [*repairs, *changes, *([f"rounded to {args.dtype}"] if args.dtype else [])]
     with ExitStack() as stack:
         if table and derived:  # it gets its name when the checkpoint is complete

@@ -268,6 +268,23 @@ class Changed(nn.Module):
         return self.fc(self.ln(x[:, -1 if "last" in change else 0]))
 
 
+class Registered(Changed):
+    """Two registers, after the class token or ahead of it, and the mean of the patches or of all tokens."""
+
+    def __init__(self, registers_first: bool = False, pools_prefix: bool = False) -> None:
+        super().__init__("einsum")
+        self.registers_first, self.pools_prefix = registers_first, pools_prefix
+        self.registers = nn.Parameter(torch.randn(1, 2, WIDTH))
+        self.pos = nn.Parameter(torch.randn(1, CELLS + 3, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        prefix = [each.expand(len(x), -1, -1) for each in (self.cls, self.registers)]
+        x = torch.cat([*(prefix[::-1] if self.registers_first else prefix), self.patches(x).mT], 1) + self.pos
+        for layer in self.layers:
+            x = layer(x)
+        return self.fc(self.ln(x)[:, 0 if self.pools_prefix else 3 :].mean(1))
+
+
 class Listed(Changed):
     """An output with a list of attention maps, which is empty; positions of longer sequences are left out."""
 

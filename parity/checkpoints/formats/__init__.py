@@ -96,7 +96,8 @@ def get(name: str) -> Format:
         base, _, version = format_name.partition("@")
         if version:
             raise InputError(f"unknown version {version} of format {base!r}: give its table with --format-file")
-        hint = nearest(format_name, formats()) or f": give one of {', '.join(formats())}"
+        own = "or define it with --format-file FILE"
+        hint = nearest(format_name, formats()) or f": give one of {', '.join(formats())}, {own}"
         raise InputError(f"unknown format {format_name!r}{hint}")
     return found.with_variant(variant) if variant else found
 

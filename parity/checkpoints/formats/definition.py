@@ -24,6 +24,7 @@ class Definition:
         ignored: regular expression for whole keys that are not parameters -> the reason.
         constants: for some of these expressions, the digest that the arrays must have: see `digest`.
         fields: the fields of the config that all models of the format have.
+        field_lines: each of these fields -> the number of its line in the file.
         proven: the proof that the model is the one that the config describes, as text; "" without one.
     """
 
@@ -35,6 +36,7 @@ class Definition:
     ignored: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
     fields: Fields = field(default_factory=dict)
+    field_lines: Mapping[str, int] = field(default_factory=dict)
     proven: str = ""
 
     @property
@@ -45,6 +47,10 @@ class Definition:
     def place(self, parameter: str) -> str:
         """Return the file and the number of the line of a parameter, such as "mine.txt:12"."""
         return f"{self.source}:{self.lines[parameter]}"
+
+    def place_of_field(self, name: str) -> str:
+        """Return the file and the number of the line that sets a field, such as "mine.txt:3"."""
+        return f"{self.source}:{self.field_lines[name]}"
 
 
 def digest(array: Array) -> str:

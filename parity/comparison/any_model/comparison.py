@@ -15,7 +15,7 @@ from parity.comparison.any_model.matching import PairEvidence
 from parity.comparison.any_model.notes import hints, notes
 from parity.comparison.any_model.outputs import as_lines
 from parity.comparison.any_model.parameters import BY_TRIAL, Axes
-from parity.comparison.any_model.provenance import digest
+from parity.comparison.any_model.provenance import digest, fingerprints
 from parity.comparison.any_model.report import GRADIENT_OF, PairReport, UnequalWeightsError
 from parity.comparison.any_model.tensor_comparison import error_of
 from parity.comparison.any_model.trace.origin import (
@@ -200,17 +200,22 @@ class Comparison:
     def report(self, level: Literal["function", "precision"]) -> PairReport:
         """Return the report of a level; see `compare_models`."""
         models = self.models
+        weights, inputs = models.flax.weights, models.inputs
         return PairReport(
             level,
             models.rows,
             models.correspondence,
             models.runs,
             models.environment,
-            digest(models.flax.weights, {str(n): x for n, x in enumerate(models.inputs)}),
+            digest(weights, {str(n): x for n, x in enumerate(inputs)}),
             self.find_origin(),
             tuple(dict.fromkeys([*models.flax.parts, *models.torch.parts])),
             self.tables,
             tuple(hints(models, self._contradicting)),
             tuple(notes(models, self._misleading, self._axes_of_classes)),
             models.skipped_outputs,
+            {
+                "weights": fingerprints(weights),
+                "inputs": fingerprints({f"input {n}": x for n, x in enumerate(inputs)}),
+            },
         )

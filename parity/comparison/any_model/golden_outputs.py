@@ -1,7 +1,7 @@
 """Golden files of `assert_parity`: outputs of a pair of models, recorded once and verified by later runs.
 
 One npz file contains PyTorch's float64 outputs by name, and a JSON header: the float32 errors of each framework from these
-outputs, a digest of the weights and inputs, the name of the test, and the versions of the libraries.  Outputs in float64
+outputs, digests of the weights and inputs, the name of the test, and the versions of the libraries.  Outputs in float64
 differ between machines by at most 1e-13.  A difference from a recorded output is measured as one between two models is.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from parity.checkpoints import containers
 from parity.checkpoints.atomic_write import atomic_replace
+from parity.checkpoints.containers.header_checks import quote_names
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.report import GRADIENT_OF, PairReport
 from parity.comparison.any_model.tensor_comparison import error_of, output_difference
@@ -44,6 +45,7 @@ def record(path: Path, report: PairReport, test: str) -> None:
     header = {
         "test": test,
         "digest": report.digest,
+        "fingerprints": report.fingerprints,
         "environment": dict(report.environment),
         "distances": {
             side: {name: _float32_error(report, side, name, tensor) for name, tensor in reference.items()}
@@ -71,8 +73,15 @@ def verify(path: Path, report: PairReport, test: str) -> list[str]:
     header, recorded = _read(path)
     if (other := header.get("test", test)) != test:  # files of earlier versions have no name
         raise InputError(f"{path} was recorded by {other}, and not by {test}: record it again with --parity-record")
-    if header["digest"] != report.digest or recorded.keys() != _outputs(report, "torch float64").keys():
-        raise InputError(f"{path} was recorded with other weights, inputs or outputs: record it again with --parity-record")
+    now = _outputs(report, "torch float64")
+    if header["digest"] != report.digest or recorded.keys() != now.keys():
+        others = [] if header["digest"] == report.digest else _other_arrays(header.get("fingerprints"), report.fingerprints)
+        if recorded.keys() != now.keys():
+            others.append(f"outputs ({quote_names(recorded)}; the models return {quote_names(now)})")
+        raise InputError(
+            f"{path} was recorded with other {', other '.join(others)}: record it again with --parity-record if the change "
+            "is intended"
+        )
     if report.level == "precision" and not header["distances"]:
         raise InputError(f"{path} has no errors of level 'precision': record it again with --parity-record")
     return [
@@ -80,6 +89,30 @@ def verify(path: Path, report: PairReport, test: str) -> list[str]:
         for side in PACKAGES
         if (what := next(_describe_changes(side, header["distances"], recorded, report), None))
     ]
+
+
+def _other_arrays(then: Mapping[str, Mapping[str, str]] | None, now: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return "weights", "inputs" or both, with how many of them differ, and how the first does.
+
+    then: the fingerprints of a golden file, or None: files of earlier versions have only one digest of all arrays.
+    """
+    found = [
+        f"{kind} ({len(changes)} of {len(now[kind])} differ{'s' if len(changes) == 1 else ''}: {changes[0]})"
+        for kind in now
+        if then and (changes := list(_describe_arrays(then.get(kind, {}), now[kind])))
+    ]
+    return found or ["weights or inputs"]
+
+
+def _describe_arrays(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yield a clause for each array whose fingerprint differs."""
+    for name in {**then, **now}:
+        if name not in now or name not in then:
+            yield f"{name} {'was not recorded' if name in now else 'was recorded, and does not exist now'}"
+        elif then[name] != now[name]:
+            was, shape = (each.rpartition(" ")[0] for each in (then[name], now[name]))
+            what = f"has the shape {shape}, and {was} was recorded"
+            yield f"{name} {'has other values, or another dtype' if was == shape else what}"
 
 
 def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], report: PairReport) -> Iterator[str]:
@@ -128,6 +161,13 @@ def _are_errors(value: Any, outputs: Set[str]) -> bool:
     )
 
 
+def _are_fingerprints(value: Any) -> bool:
+    """Return whether a value from JSON has objects of text, as the fingerprints of weights and inputs."""
+    return isinstance(value, dict) and all(
+        isinstance(each, dict) and all(isinstance(text, str) for text in each.values()) for each in value.values()
+    )
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the header and the outputs of a golden file.
 
@@ -142,8 +182,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
             raise KeyError("header")
         if not isinstance(header["environment"], dict) or not _are_errors(header["distances"], arrays.keys()):
             raise InputError("its environment or its distances have the wrong type or are incomplete")
+        if not _are_fingerprints(header.get("fingerprints", {})):
+            raise InputError("its fingerprints have the wrong type")
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{path} is not a golden file, or is damaged ({error}): record it again with --parity-record"
-        ) from None
+        reason = str(error)  # one with the path is that of the container, and gives another remedy
+        what = "is not a golden file, or is damaged" + (f" ({reason})" if str(InputError(path)) not in reason else "")
+        raise InputError(f"{path} {what}: record it again with --parity-record") from None
     return header, arrays

@@ -1,4 +1,4 @@
-"""The provenance of a comparison: the versions of the frameworks, and a digest of weights and inputs."""
+"""The provenance of a comparison: the versions of the frameworks, and digests of weights and inputs."""
 
 import hashlib
 import platform
@@ -8,6 +8,8 @@ import numpy as np
 
 from parity.checkpoints.layout import Array
 from vit_spec.missing_packages import require_packages
+
+_FINGERPRINT = 12  # hexadecimal digits, which tell apart the arrays of two runs; the digest of all is not shortened
 
 
 def framework_versions() -> dict[str, str]:
@@ -31,3 +33,8 @@ def digest(*groups: Mapping[str, Array]) -> str:
     for key, array in (item for group in groups for item in sorted(group.items())):
         out.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
     return out.hexdigest()
+
+
+def fingerprints(arrays: Mapping[str, Array]) -> dict[str, str]:
+    """Return for each array its shape and the beginning of its digest, as in "(4, 2) 3f29c0a81b44"."""
+    return {key: f"{x.shape} {digest({'': x})[:_FINGERPRINT]}" for key, x in arrays.items()}

@@ -70,6 +70,7 @@ class PairReport:
         hints: sentences about what may explain a failure.
         notes: sentences about what these inputs and weights cannot show, whether the models pass or not.
         skipped_outputs: names of the parts of the return values that are not compared, and why.
+        fingerprints: the shape and a short digest of each of the "weights", by its key in Flax, and of the "inputs".
     """
 
     level: Literal["function", "precision"]
@@ -84,6 +85,7 @@ class PairReport:
     hints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     skipped_outputs: Mapping[str, str] = field(default_factory=dict)
+    fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:

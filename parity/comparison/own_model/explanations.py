@@ -1,7 +1,7 @@
 """Known causes for which a stage of the search differs: properties that neither `ViTConfig` nor a table can express."""
 
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, islice, permutations
 
 import numpy as np
 
@@ -14,8 +14,10 @@ from parity.comparison.own_model.pixels import NORMALIZATIONS
 from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, STEM_REMEDY, SUM, Stage
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 
-_MAX_TRIED = 20  # hypotheses on attention for each normalization
+_MAX_TRIED = 20  # hypotheses on attention for each normalization, and for each order of tokens
 _MAX_ROTATIONS = 40  # hypotheses on rotary embeddings for each order of pairs
+# The tokens ahead of the patches, in the order of `ViTConfig`, by their fields.
+_PREFIX = {"class_token": "class token", "distillation": "distillation token", "registers": "registers"}
 Change = Callable[[dict[str, Array]], dict[str, Array]]  # of the weights of a twin, by row
 
 
@@ -44,7 +46,9 @@ class Explanations:
         if stage is ATTENTION and depends_on_order:
             return self._of_rotation(candidate)
         if stage is ATTENTION:  # a class token sees the patches through attention alone
-            return self._of_images(candidate)
+            tried = list(islice(self._options.attention(candidate), _MAX_TRIED))
+            found = self._of_prefix(candidate, tried, ATTENTION)
+            return found if found[0] else self._of_images(candidate, tried)
         return "", REMEDY
 
     def _of_sum(self, candidate: Candidate) -> tuple[str, str]:
@@ -88,12 +92,37 @@ class Explanations:
         )
         return detail, REMEDY
 
-    def _of_images(self, candidate: Candidate) -> tuple[str, str]:
+    def _of_prefix(self, candidate: Candidate, tried: Iterable[Candidate], stage: Stage) -> tuple[str, str]:
+        """Return whether the tokens ahead of the patches have another order: that of their rows of positions shows it.
+
+        tried: the hypotheses to try at the stage with each order.
+        """
+        fields, leaves = candidate.roles.fields, candidate.roles.leaves
+        lengths = {name: int(fields[f"tokens.{field}"]) for field, name in _PREFIX.items() if fields[f"tokens.{field}"]}
+        if "pos_embed" not in leaves or fields["positions.covers"] != "all":
+            return "", REMEDY
+        for order in list(permutations(lengths))[1:]:
+            starts = dict(zip(order, accumulate((lengths[name] for name in order), initial=0), strict=False))
+            rows = [starts[name] + n for name in lengths for n in range(lengths[name])]
+
+            def reorder(values: dict[str, Array], rows: Sequence[int] = rows) -> dict[str, Array]:
+                table = values["pos_embed"]
+                return {**values, "pos_embed": np.concatenate([table[rows], table[len(rows) :]])}
+
+            if self._agree(tried, stage, reorder):
+                theirs, ours = ", ".join(order), ", ".join(lengths)
+                return (
+                    f"the tokens ahead of the patches have the order {theirs}, and in ViTConfig {ours}",
+                    "in a copy of the class bring them into the order of ViTConfig, and in the checkpoint their rows of "
+                    f"{leaves['pos_embed'].key} too",
+                )
+        return "", REMEDY
+
+    def _of_images(self, candidate: Candidate, tried: Iterable[Candidate]) -> tuple[str, str]:
         """Return whether the class normalizes its images: it has the output of a twin if this is undone before it."""
         for undone in NORMALIZATIONS:
             if len(undone.mean) not in (1, candidate.config.in_channels):
                 continue
-            tried = islice(self._options.attention(candidate), _MAX_TRIED)
             if any(self._difference(each, ATTENTION, undone=undone) <= FLOAT64_TOLERANCE for each in tried):
                 detail = f"the class normalizes its images by {undone}"
                 return detail, (
@@ -120,6 +149,9 @@ class Explanations:
                     f"the class token comes after the patches, so that its row of {key} is the last one, not the first",
                     "in a copy of the class put it first, before registers, and in the checkpoint move its row too",
                 )
+        found = self._of_prefix(candidate, list(self._options.stem_and_head(candidate)), STEM)
+        if found[0]:
+            return found
         if "pre_logits.weight" in leaves:
             return f"ViTConfig has tanh after {leaves['pre_logits.weight'].key}: is there another activation?", REMEDY
         return "", STEM_REMEDY

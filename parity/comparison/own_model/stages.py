@@ -58,7 +58,7 @@ class Stage:
 
 POOL = ("attn_pool.q", "attn_pool.mlp.fc")  # without them, attention pooling is a linear layer of the mean
 ALL = (*_ATTENTION, *_MLP, *_NORM_BIASES, *POOL)
-STEM = Stage("positions, norms, pooling and classifier", ALL, ALL)
+STEM = Stage("positions of the pooled tokens, norms, pooling and classifier", ALL, ALL)
 MLP = Stage("the MLP of the first block", (*_ATTENTION, "blocks.attn.norm.bias", *POOL), ALL)
 SUM = Stage("the sum of attention and MLP", ("blocks.attn.proj.weight", *POOL), ALL)
 ATTENTION = Stage("attention of the first block", POOL, ALL)

@@ -221,6 +221,15 @@ def test_a_contradiction_between_table_and_tensors_is_refused(tmp_path: Path, ta
         parity.load(save(tmp_path / "a.safetensors", foreign_arrays(CONFIG)), given=GIVEN)
 
 
+def test_a_field_of_a_table_that_does_not_fit_the_tensors_is_refused_with_its_line(tmp_path: Path, table: Path) -> None:
+    table.write_text(APART.replace("set: mlp", "set: in_channels=4\nset: mlp"))
+    parity.register_format(table)
+    problem = "4 channels of patches of 4x4 are 64 values, the projection takes 96: "
+    remedy = r"correct .*lab\.txt:6, which sets in_channels=4, or give --set patch_size=HxW"
+    with pytest.raises(InputError, match=f"{problem}{remedy}$"):
+        parity.load(save(tmp_path / "a.safetensors", foreign_arrays(CONFIG)), given={"num_heads": 3})
+
+
 def test_a_contradiction_between_table_and_command_is_refused(tmp_path: Path, table: Path) -> None:
     parity.register_format(table)
     with pytest.raises(InputError, match=r"lab\.txt sets norms.eps=1e-05, but --set gives 1e-06: correct one of them"):

@@ -131,6 +131,15 @@ def test_the_error_for_too_little_memory_is_one_line(monkeypatch, error, capsys)
     assert capsys.readouterr().err.startswith("error: not enough memory")
 
 
+def test_options_for_whose_weights_the_memory_is_too_little_are_named(saved, capsys):
+    classes = 10**15  # no process has so much address space
+    line = ("convert", saved, saved.with_name("b.safetensors"), "--to", "jax", "--num-classes", classes)
+    code, _, error = run(capsys, *line)
+    assert code == 2 and error.startswith(
+        f"error: not enough memory for the weights with --num-classes {classes}: give less"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -334,6 +343,7 @@ def test_help_names_every_command():
         ("convert a --set eps=1 --to timm", "the following arguments are required: DST; see python -m parity convert"),
         ("golden record a.npz", "the following arguments are required: FILE; see python -m parity golden record --help"),
         ("convert a b.safetensors --to jux", "unknown format 'jux'; did you mean 'jax'?"),
+        ("convert a b.safetensors --to ours", ", article_dino, or define it with --format-file FILE"),
         ("inspect", "SRC"),
         ("inspect a --colour", "unrecognized arguments: --colour"),
         ("inspect nowhere/a", "no file nowhere/a: there is no folder nowhere"),

@@ -540,6 +540,18 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+def test_wrong_arguments_are_named_as_those_of_the_fixture(pytester: pytest.Pytester, project: Any) -> None:
+    pytester.makepyfile(
+        test_two="def test_none(assert_parity): assert_parity()\n"
+        "def test_misspelled(assert_parity): assert_parity(len, {}, None, 1, inputaxes='b y')\n"
+    )
+    printed = project("--tb=short", "test_two.py")[1]
+    assert "TypeError: assert_parity(): missing a required argument: 'flax_apply'" in printed
+    what = "got an unexpected keyword argument 'inputaxes'"
+    assert f"TypeError: assert_parity(): {what}; did you mean 'input_axes'?" in printed
+    assert "compare_models" not in printed
+
+
 def edit_golden_file(path: Any, change: Any) -> None:
     """Rewrite a golden file after `change` has edited its header and its arrays."""
     import json
@@ -654,6 +666,9 @@ DAMAGE: dict[str, Any] = {
         path, lambda header, _: header.update(distances={"torch": {"output": 10**400}})
     ),
     "no distances of a framework": lambda path: edit_golden_file(path, lambda header, _: header["distances"].pop("flax")),
+    "a number as fingerprint": lambda path: edit_golden_file(
+        path, lambda header, _: header.update(fingerprints={"inputs": {"input 0": 1}})
+    ),
     "no distance of an output": lambda path: edit_golden_file(path, lambda header, _: header["distances"].update(flax={})),
 }
 
@@ -664,14 +679,17 @@ def test_a_damaged_golden_file_is_refused_with_what_to_do(project: Any, how: str
     DAMAGE[how](project.golden)
     outcomes, printed = project()
     assert outcomes == {"failed": 1}
-    assert "is not a golden file, or is damaged" in printed and "record it again with --parity-record" in printed
+    line = next(line for line in printed.splitlines() if "is not a golden file, or is damaged" in line)
+    assert line.endswith(": record it again with --parity-record") and line.count(str(project.golden)) == 1
+    assert "write it again" not in line
 
 
 def test_a_golden_file_of_other_weights_is_refused_with_what_to_do(project: Any) -> None:
     project("--parity-record")
     outcomes, printed = project(weight=2.5)
     assert outcomes == {"failed": 1}
-    assert "was recorded with other weights, inputs or outputs: record it again with --parity-record" in printed
+    assert "was recorded with other weights (1 of 2 differs: kernel has other values" in printed
+    assert "record it again with --parity-record if the change is intended" in printed
     assert "golden_outputs.py" not in printed  # nor the source of this package
 
 

@@ -77,6 +77,38 @@ def test_a_golden_file_of_level_function_is_refused_at_level_precision(passed: P
     assert golden_outputs.verify(path, with_output(passed, 2 * VALUES, level="function"), "test_it")
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "now", "expected"),
+    [
+        ("weights", "a", "(2,) 3", r"other weights \(1 of 2 differs: a has other values, or another dtype\)"),
+        ("weights", "c", "(2,) 3", r"other weights \(1 of 3 differs: c was not recorded\)"),
+        (
+            "inputs",
+            "input 0",
+            "(5, 4) 3",
+            r"other inputs \(1 of 1 differs: input 0 has the shape \(5, 4\), and \(3, 4\) was ",
+        ),
+    ],
+    ids=["weights", "more weights", "inputs"],
+)
+@pytest.mark.parametrize("has_fingerprints", [True, False])
+def test_a_golden_file_says_which_arrays_were_others(
+    passed: PairReport, tmp_path: Path, kind: str, name: str, now: str, expected: str, has_fingerprints: bool
+) -> None:
+    path, then = tmp_path / "a.npz", {"weights": {"a": "(2,) 1", "b": "(2,) 2"}, "inputs": {"input 0": "(3, 4) 1"}}
+    golden_outputs.record(path, dataclasses.replace(passed, fingerprints=then if has_fingerprints else {}), "test_it")
+    other = dataclasses.replace(passed, digest="0", fingerprints={**then, kind: {**then[kind], name: now}})
+    with pytest.raises(InputError, match=expected if has_fingerprints else "recorded with other weights or inputs: record"):
+        golden_outputs.verify(path, other, "test_it")
+
+
+def test_a_golden_file_names_its_outputs_if_the_models_return_others(passed: PairReport, tmp_path: Path) -> None:
+    path, runs = tmp_path / "a.npz", {"torch float64": {"logits": VALUES}}
+    golden_outputs.record(path, passed, "test_it")
+    with pytest.raises(InputError, match=r"with other outputs \('output'; the models return 'logits'\): record it again"):
+        golden_outputs.verify(path, dataclasses.replace(passed, runs=runs), "test_it")
+
+
 def test_a_failed_write_leaves_the_earlier_golden_file(
     passed: PairReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,7 +271,7 @@ IMPOSTORS = {
     "pixels from -1 to 1": "its images by mean 0.5 and .*: leave it out .* --set pixels.mean=0.5 --set pixels.std=0.5",
     "unused": "does not use mask_token: if it is for training, give --ignore 'mask_token'",
     "windows": r"relative \(3, 13, 13\)",
-    "flipped images": "images of 16x24: positions, norms, .* agree, but attention of the first block differs",
+    "flipped images": "images of 16x24: positions of the pooled .* agree, but attention of the first block differs",
     "activation of patches": "differs by",
     "class token last": "pooling and classifier differ",
     "flipped tokens": "pooling and classifier differ .*FIELD=VALUE; no table has a factor of positions",

@@ -137,6 +137,21 @@ def test_the_cause_is_named(like: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value) and "--set" not in str(error.value).partition("float32")[1]
 
 
+@pytest.mark.parametrize(
+    ("pools_prefix", "agree"),
+    [
+        (False, "positions of the pooled tokens, norms, pooling and classifier, the MLP of the first block agree"),
+        (True, ""),
+    ],
+    ids=["mean of the patches", "mean of all tokens"],
+)
+def test_another_order_of_tokens_ahead_of_the_patches_is_named(pools_prefix: bool, agree: str, tmp_path: Path) -> None:
+    given = {"image_size": (32, 48), "num_heads": 4, "attention.scale": 0.25}  # fewer hypotheses are tried
+    order = "the order registers, class token, and in ViTConfig class token, registers; .* rows of pos too"
+    with pytest.raises(InputError, match=f"{agree}.*{order}$"):
+        derived(f"{MORE}:Registered(True, {pools_prefix})", tmp_path, given=given)
+
+
 def test_rotary_pairs_in_another_order_are_named_with_a_remedy_that_works(tmp_path: Path) -> None:
     given = {"positions.rotary": "eva", "positions.rotary_base": 10000.0, "positions.rotary_grid": (16, 16)}
     like = f"{ROTARY}:EvaStyle(pairs='halves')"
@@ -160,6 +175,15 @@ def test_the_remedy_for_a_factor_of_attention_works() -> None:
     images = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         np.testing.assert_allclose(plain(images), half(images), rtol=1e-4, atol=1e-4)
+
+
+def test_the_remedy_for_another_order_of_tokens_ahead_of_the_patches_works() -> None:
+    theirs, copy = (trained(f"{MORE}:Registered({registers_first})") for registers_first in (True, False))
+    rows = theirs.state_dict()["pos"]
+    copy.load_state_dict({**theirs.state_dict(), "pos": torch.cat([rows[:, 2:3], rows[:, :2], rows[:, 3:]], 1)})
+    images = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        np.testing.assert_allclose(copy(images), theirs(images), rtol=1e-4, atol=1e-4)
 
 
 def test_the_remedy_for_a_class_token_that_is_last_works(tmp_path: Path) -> None:
