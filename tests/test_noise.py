@@ -1,5 +1,6 @@
 """Both twins compute the random numbers that `vit_spec.noise` defines: the same bits, and then the same training pass."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -144,27 +145,37 @@ def test_thresholds_and_rates_of_blocks() -> None:
 # The twins -------------------------------------------------------------------------------------------------------------
 
 
-def passes(
-    config: ViTConfig, dtype: str, images: np.ndarray, seed: int = 7, **execution: Any
-) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
-    """Return the logits and the gradients of both twins in training, for the same key."""
-    weights = as_checkpoint(perturbed_params(config), config, "jax")
+@cache
+def pass_of_jax(config: ViTConfig, dtype: str = "float64", remat: Any = "none") -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the logits and the gradients of the JAX twin in training, for key 7."""
     with jax.enable_x64(dtype == "float64"):
-        params = jax.tree.map(lambda p: jnp.asarray(p, dtype), parity.to_jax(weights))
+        params = jax.tree.map(lambda p: jnp.asarray(p, dtype), perturbed_params(config))
 
         def objective(params: Any) -> tuple[Any, Any]:
-            model = vit_jax.ViT(config, vit_jax.Execution(**execution))
-            logits = model.apply({"params": params}, jnp.asarray(images, dtype), train=True, key=jax.random.key(seed))
+            model = vit_jax.ViT(config, vit_jax.Execution(remat=remat))
+            logits = model.apply({"params": params}, jnp.asarray(images(config), dtype), train=True, key=jax.random.key(7))
             return jnp.square(logits).sum(), logits
 
         grads, logits = jax.jit(jax.grad(objective, has_aux=True))(params)
-        grads, logits = parity.to_torch(jax.tree.map(np.asarray, grads), config), np.asarray(logits)
-    model = vit_torch.ViT(config, vit_torch.Execution(**execution)).to(getattr(torch, dtype))
-    model.load_state_dict(parity.to_torch(weights))
-    x = torch.tensor(images, dtype=getattr(torch, dtype)).permute(0, 3, 1, 2)
+        return np.asarray(logits), dict(parity.to_torch(jax.tree.map(np.asarray, grads), config))
+
+
+@cache
+def pass_of_torch(
+    config: ViTConfig, dtype: str = "float64", remat: Any = "none", seed: int = 7
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the logits and the gradients of the PyTorch twin in training."""
+    model = vit_torch.ViT(config, vit_torch.Execution(remat=remat)).to(getattr(torch, dtype))
+    model.load_state_dict(parity.to_torch(as_checkpoint(perturbed_params(config), config, "jax")))
+    x = torch.tensor(images(config), dtype=getattr(torch, dtype)).permute(0, 3, 1, 2)
     found = model.train()(x, vit_torch.Key(vit_torch.random_key(seed)))
     found.square().sum().backward()
-    return logits, found.detach().numpy(), grads, {name: p.grad for name, p in model.named_parameters()}
+    return found.detach().numpy(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def images(config: ViTConfig) -> np.ndarray:
+    """Return two images, each of them twice."""
+    return random_images(config).repeat(2, axis=0)
 
 
 def distance(one: Any, two: Any) -> float:
@@ -175,7 +186,7 @@ def distance(one: Any, two: Any) -> float:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_twins_drop_the_same_entries(name: str) -> None:
-    logits, found, grads, ours = passes(MODELS[name], "float64", random_images(MODELS[name]).repeat(2, axis=0))
+    (logits, grads), (found, ours) = pass_of_jax(MODELS[name]), pass_of_torch(MODELS[name])
     assert distance(logits, found) < 1e-13
     for key, grad in ours.items():
         assert np.allclose(grads[key], grad, rtol=0, atol=1e-12 * max(1.0, float(grad.abs().max()))), key
@@ -183,33 +194,31 @@ def test_the_twins_drop_the_same_entries(name: str) -> None:
 
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_recomputed_blocks_drop_the_same_entries(remat: Any) -> None:
-    images = random_images(PLAIN)
-    plain, rematerialized = (passes(PLAIN, "float64", images, remat=each) for each in ("none", remat))
-    for one, two in zip(plain[:2], rematerialized[:2], strict=True):
+    for of_twin in (pass_of_jax, pass_of_torch):
+        (one, grads), (two, others) = of_twin(PLAIN), of_twin(PLAIN, remat=remat)
         assert distance(one, two) < 1e-13
-    for grads, others in zip(plain[2:], rematerialized[2:], strict=True):
         assert all(np.allclose(grads[key], others[key], rtol=0, atol=1e-11) for key in grads)
 
 
-def test_float32_and_float64_drop_the_same_entries() -> None:
-    images = random_images(PLAIN)
-    narrow, wide = (passes(PLAIN, dtype, images) for dtype in ("float32", "float64"))
-    assert distance(narrow[0], wide[0]) < 1e-5 and distance(narrow[1], wide[1]) < 1e-5
+@pytest.mark.parametrize("of_twin", [pass_of_jax, pass_of_torch])
+def test_float32_and_float64_drop_the_same_entries(of_twin: Any) -> None:
+    assert distance(of_twin(PLAIN, "float32")[0], of_twin(PLAIN)[0]) < 1e-5
 
 
 def test_another_key_drops_other_entries_and_evaluation_none() -> None:
-    images = random_images(PLAIN)
-    one, two = (passes(PLAIN, "float32", images, seed=seed)[1] for seed in (1, 2))
+    one, two = (pass_of_torch(PLAIN, "float32", seed=seed)[0] for seed in (1, 2))
     assert distance(one, two) > 1e-2
-    model, x = vit_torch.ViT(PLAIN).eval(), torch.tensor(images).permute(0, 3, 1, 2)
+    model, x = vit_torch.ViT(PLAIN).eval(), torch.tensor(images(PLAIN)).permute(0, 3, 1, 2)
     assert torch.equal(model(x, vit_torch.Key(vit_torch.random_key(1))), model(x))
 
 
 def test_without_a_key_jax_uses_the_stream_of_flax() -> None:
-    model, params, x = vit_jax.ViT(PLAIN), vit_jax.init(PLAIN), random_images(PLAIN)
-    one, two, again = (
-        model.apply({"params": params}, x, train=True, rngs={"dropout": jax.random.key(seed)}) for seed in (1, 2, 1)
-    )
+    params, x = perturbed_params(PLAIN), images(PLAIN)
+
+    @jax.jit
+    def apply(**source: Any) -> Any:
+        return vit_jax.ViT(PLAIN).apply({"params": params}, x, train=True, **source)
+
+    one, two, again = (apply(rngs={"dropout": jax.random.key(seed)}) for seed in (1, 2, 1))
     assert np.array_equal(one, again) and not np.array_equal(one, two)
-    old = model.apply({"params": params}, x, train=True, key=jax.random.PRNGKey(1))
-    assert np.array_equal(old, model.apply({"params": params}, x, train=True, key=jax.random.key(1)))
+    assert np.array_equal(apply(key=jax.random.PRNGKey(1)), apply(key=jax.random.key(1)))

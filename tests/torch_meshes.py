@@ -3,9 +3,11 @@
     WORLD_SIZE=4 RANK=... LOCAL_RANK=... MASTER_ADDR=... MASTER_PORT=... python -m tests.torch_meshes FOLDER MESH ...
 
 In float64, with mixup, gradient accumulation, an EMA, label smoothing and, in some models, dropout.  FOLDER is for
-checkpoints and for results.pt.
+checkpoints and for results.pickle.
 """
 
+import gc
+import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import vit_spec
 import vit_torch
@@ -115,13 +116,13 @@ def evaluate(engine: TorchEngine) -> list[Any]:
     return [np.asarray(part).tolist() for raw in (False, True) for part in engine.evaluate(batch, raw=raw)]
 
 
-def weights(engine: TorchEngine) -> dict[str, Tensor]:
+def weights(engine: TorchEngine) -> dict[str, np.ndarray]:
     """Return all entries of all weights and of their EMA."""
     places = engine._optimizer.placements
     found = {name: place.full(place.entries) for name, place in places.items()}
     if engine.state.ema:
         found |= {f"ema.{name}": places[name].full(entries) for name, entries in engine.state.ema.items()}
-    return {name: tensor.clone() for name, tensor in found.items()}
+    return {name: tensor.numpy().copy() for name, tensor in found.items()}
 
 
 def make_run(name: str, mesh: str, folder: Path = Path("nowhere")) -> TorchEngine:
@@ -174,10 +175,11 @@ def main(folder: str, *meshes: str) -> None:
         other = Path(folder) / (meshes[number - 1] or "one")
         found[mesh or "one"]["resumed"] = {name: resume(mesh, other, name) for name in RESUMED}
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-        torch.save(found, Path(folder) / "results.pt")
+        (Path(folder) / "results.pickle").write_bytes(pickle.dumps(found))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000, 50, 100)  # as in tests/conftest.py
     main(*sys.argv[1:])

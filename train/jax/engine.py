@@ -402,7 +402,8 @@ class JaxEngine:
             return jax.tree.map(jnp.add, total, differentiate(params, part, jax.random.fold_in(key, number))), None
 
         parts = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1), whole)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(differentiate, params, whole, key))
+        shapes = jax.eval_shape(objective, params, whole, key), params  # the gradient has the shapes of the parameters
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         total, _ = jax.lax.scan(add, zeros, (jnp.arange(n), parts))
         return jax.tree.map(lambda x: x / n, total)
 

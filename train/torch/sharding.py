@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class ProcessMesh:
         self.index, self.tensor_index = divmod(process, self.sizes["tensor"])
         self._mesh: DeviceMesh | None = None
         if num_processes > 1:
-            self._mesh = init_device_mesh(self.device.type, tuple(self.sizes.values()), mesh_dim_names=AXES)
+            self._mesh = _device_mesh(self.device.type, tuple(self.sizes.values()), dist.group.WORLD)
         self._config = config
         # The ends of their names: the wrapper of a model or of a block adds a word before them.
         shared = (row.name.removeprefix("blocks.") for row in rows(config).values() if is_shared_by_heads(row))
@@ -70,7 +71,7 @@ class ProcessMesh:
 
     def _group(self, axis: str) -> dist.ProcessGroup:
         assert self._mesh is not None
-        return self._mesh[axis].get_group()
+        return self._mesh.get_group(axis)
 
     def rows(self, batch_size: int) -> np.ndarray:
         """Return the indices of the images of a batch that this process loads, (B of this process,)."""
@@ -224,6 +225,15 @@ class ProcessMesh:
         """
         for axis in ("fsdp", "tensor"):
             self._sum([each for each, place in zip(tensors, placements, strict=True) if axis in place.axes], [axis])
+
+
+@cache
+def _device_mesh(device_type: str, sizes: tuple[int, ...], processes: dist.ProcessGroup | None) -> DeviceMesh:
+    """Return the mesh of all processes, one for all engines: its groups have threads for as long as the process runs.
+
+    processes: the default group, which is another one if `torch.distributed` is initialized again.
+    """
+    return init_device_mesh(device_type, sizes, mesh_dim_names=AXES)
 
 
 @dataclass(frozen=True)

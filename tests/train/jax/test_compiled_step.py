@@ -4,14 +4,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("grain")
 
 import vit_spec
+from parity.checkpoints.weights import as_checkpoint
 from train.jax import one_cpu
 from train.jax.engine import JaxEngine
+from train.jax.parameter_tree import tree
 from train.recipes import Recipe
 
 if jax.default_backend() != "cpu":
@@ -19,21 +22,24 @@ if jax.default_backend() != "cpu":
 
 DEPTH, BATCH = 3, 2
 CONFIG = vit_spec.get("vit_s16", depth=DEPTH, num_classes=10)
+ZEROS = tree(CONFIG, lambda parameter: np.zeros([CONFIG.sizes.get(word, 1) for word in parameter.axes], np.float32))
+START = as_checkpoint(ZEROS, CONFIG, "jax")  # zeros need no compilation
 LOOP, STACKED = " while(", re.compile(rf"f32\[{DEPTH},{BATCH},")
 
 
 def compiled_step(batch_size: int = BATCH, **changes: Any) -> Any:
     recipe = Recipe(batch_size=batch_size, **changes)
     engine: Any = JaxEngine(
-        CONFIG, recipe, task="classes", learning_rate=lambda step: 1e-3, initial_weights=None, folder=Path("unused")
+        CONFIG, recipe, task="classes", learning_rate=lambda step: 1e-3, initial_weights=START, folder=Path("unused")
     )
     return engine.compiled_step
 
 
-@pytest.fixture
-def long_step(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(one_cpu, "LONG_STEP", 0)
-    return compiled_step()
+@pytest.fixture(scope="module")
+def long_step() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_cpu, "LONG_STEP", 0)
+        return compiled_step()
 
 
 def test_long_steps_have_no_loop_and_no_stacked_activations(long_step: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +48,39 @@ def make_batch(seed: int = 0, size: int = 12, mix: Mix | None = None) -> Batch:
     return Batch(images, rng.integers(0, 5, size).astype(np.int32), np.arange(size), np.ones(size, bool), mix)
 
 
-def make_engine(**changes: Any) -> JaxEngine:
-    start = as_checkpoint(jax.tree.map(lambda x: np.asarray(x, np.float64), perturbed_params(CONFIG)), CONFIG, "jax")
+START = as_checkpoint(jax.tree.map(lambda x: np.asarray(x, np.float64), perturbed_params(CONFIG)), CONFIG, "jax")
+
+
+def new_engine(**changes: Any) -> JaxEngine:
     recipe = replace(Recipe(batch_size=12, optimizer=Optimizer(eps=1e-3)), **changes)
     return JaxEngine(
-        CONFIG, recipe, task="classes", learning_rate=lambda step: RATE, initial_weights=start, folder=Path("unused")
+        CONFIG, recipe, task="classes", learning_rate=lambda step: RATE, initial_weights=START, folder=Path("unused")
     )
 
 
-def train_steps(steps: int, batches: Any = make_batch, **changes: Any) -> Any:
+@cache
+def engine_and_state(**changes: Any) -> tuple[JaxEngine, Any]:
+    """Return an engine and its initial state as NumPy arrays, which no step overwrites."""
+    engine = new_engine(**changes)
+    return engine, jax.tree.map(np.array, engine.state)
+
+
+def make_engine(**changes: Any) -> JaxEngine:
+    """Return an engine in its initial state.  Tests with the same recipe share it, because it compiles for a second."""
+    engine, initial = engine_and_state(**changes)
+    engine.state = jax.tree.map(jnp.array, initial)
+    return engine
+
+
+def train(engine: JaxEngine, steps: int, batches: Any = make_batch) -> Any:
     """Return the state after some steps, and their losses; `batches` maps a step to its batch."""
-    engine = make_engine(**changes)
     metrics = [engine.step(batches(seed)) for seed in range(steps)]
     return engine.state, [float(each["loss"]) for each in metrics]
+
+
+def train_steps(steps: int, batches: Any = make_batch, **changes: Any) -> Any:
+    """Return the same for an engine in its initial state."""
+    return train(make_engine(**changes), steps, batches)
 
 
 def max_relative_error(one: Any, other: Any) -> float:
@@ -74,8 +95,9 @@ def max_relative_error(one: Any, other: Any) -> float:
 @pytest.mark.parametrize("augment", [Augment(), Augment(mixup=0.2)], ids=["plain", "mixed"])
 def test_gradient_accumulation_equals_a_step_on_the_whole_batch(augment: Augment) -> None:
     mix = Mix(np.float32(0.75), np.zeros(4, np.int32), np.float32(0.75)) if augment.mixes else None
+    smoothing = 0.1 if mix else 0.0
     (whole, losses), (parts, others) = (
-        train_steps(4, lambda seed: make_batch(seed, mix=mix), augment=augment, accumulate=n, label_smoothing=0.1)
+        train_steps(4, lambda seed: make_batch(seed, mix=mix), augment=augment, accumulate=n, label_smoothing=smoothing)
         for n in (1, 4)
     )
     assert max_relative_error(parts.params, whole.params) < 1e-12
@@ -84,11 +106,12 @@ def test_gradient_accumulation_equals_a_step_on_the_whole_batch(augment: Augment
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_long_step_on_one_cpu_equals_a_step_on_the_whole_batch(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, losses = train_steps(3, accumulate=accumulate)
+    whole, losses = train_steps(3)
     monkeypatch.setattr(one_cpu, "LONG_STEP", 0)
     monkeypatch.setattr(one_cpu, "PART_TOKENS", 3 * CONFIG.num_tokens)
-    assert make_engine(accumulate=accumulate)._parts == 4
-    parts, others = train_steps(3, accumulate=accumulate)
+    engine = new_engine(accumulate=accumulate)
+    assert engine._parts == 4
+    parts, others = train(engine, 3)
     assert max_relative_error(parts.params, whole.params) < 1e-12
     assert losses == pytest.approx(others, rel=1e-12)
 
@@ -227,6 +250,12 @@ def test_layer_decay_scales_the_update_of_each_layer() -> None:
     assert np.allclose(changes[1]["head"]["kernel"], changes[0]["head"]["kernel"], rtol=1e-9)
 
 
+def compiled_optimizer(settings: Optimizer) -> tuple[Any, Any]:
+    """Return `init` and `update` of an optimizer; compiled, an update takes less time than its many small operations."""
+    optimizer = make_optimizer(settings, CONFIG)
+    return optimizer.init, jax.jit(optimizer.update)
+
+
 OTHER_OPTIMIZERS = [name for name in OPTIMIZERS if name != "adamw"]
 
 
@@ -235,17 +264,17 @@ def test_every_optimizer_reduces_the_loss_and_decays_only_matrices(name: Any) ->
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), perturbed_params(CONFIG))
     zero_grads = jax.tree.map(jnp.zeros_like, params)
     settings = Optimizer(name=name, weight_decay=0.5)
-    optimizer = make_optimizer(settings, CONFIG)
-    updates, _ = optimizer.update(zero_grads, optimizer.init(params), params, rate=RATE)
+    init, update = compiled_optimizer(settings)
+    updates, _ = update(zero_grads, init(params), params, rate=RATE)
     kernel, bias = updates["blocks"]["attn"]["proj"]["kernel"], updates["blocks"]["attn"]["proj"]["bias"]
     weights = params["blocks"]["attn"]["proj"]["kernel"]
     # LAMB scales its update to the norm of the weights: without a gradient, it subtracts the learning rate times them.
     assert np.allclose(kernel, -RATE * (1.0 if name == "lamb" else 0.5) * weights, rtol=1e-6, atol=1e-12)
     assert not np.asarray(bias).any()
-    optimizer = make_optimizer(replace(settings, weight_decay=0.0, clip=1e9), CONFIG)
-    current, state = params, optimizer.init(params)
+    init, update = compiled_optimizer(replace(settings, weight_decay=0.0, clip=1e9))
+    current, state = params, init(params)
     for _ in range(5):  # the loss is half the squared norm of the weights, so its gradient is the weights
-        updates, state = optimizer.update(current, state, current, rate=RATE)
+        updates, state = update(current, state, current, rate=RATE)
         current = optax.apply_updates(current, updates)
     assert float(optax.tree.norm(current)) < 0.999 * float(optax.tree.norm(params))
 
@@ -262,8 +291,8 @@ def random_weights_and_gradients(first_block_factor: float) -> tuple[Any, Any]:
 
 def test_lamb_scales_the_update_of_each_layer_to_the_norm_of_its_weights() -> None:
     params, grads = random_weights_and_gradients(10.0)
-    optimizer = make_optimizer(Optimizer(name="lamb", clip=1e9), CONFIG)
-    updates, _ = optimizer.update(grads, optimizer.init(params), params, rate=RATE)
+    init, update = compiled_optimizer(Optimizer(name="lamb", clip=1e9))
+    updates, _ = update(grads, init(params), params, rate=RATE)
     moved, weights = (
         [np.linalg.norm(block) for block in values["blocks"]["attn"]["qkv"]["kernel"]] for values in (updates, params)
     )
@@ -278,9 +307,9 @@ def test_lamb_scales_the_update_of_each_layer_to_the_norm_of_its_weights() -> No
 def test_adafactor_divides_by_the_root_of_its_second_moment_and_does_not_clip() -> None:
     params, grads = random_weights_and_gradients(1.0)
     larger = jax.tree.map(lambda x: 1e3 * x, grads)
-    optimizer = make_optimizer(Optimizer(name="adafactor", weight_decay=0, clip=1e9, beta1=0), CONFIG)
-    _, state = optimizer.update(grads, optimizer.init(params), params, rate=RATE)
-    updates, _ = optimizer.update(larger, state, params, rate=RATE)
+    init, update = compiled_optimizer(Optimizer(name="adafactor", weight_decay=0, clip=1e9, beta1=0))
+    _, state = update(grads, init(params), params, rate=RATE)
+    updates, _ = update(larger, state, params, rate=RATE)
     b = 1 - 2**-0.8  # the decay of the second update
     old, new = (np.asarray(each["blocks"]["attn"]["qkv"]["kernel"]) for each in (grads, larger))
     expected = -RATE * new / np.sqrt(b * old**2 + (1 - b) * new**2)
@@ -289,11 +318,11 @@ def test_adafactor_divides_by_the_root_of_its_second_moment_and_does_not_clip() 
 
 def test_the_decay_of_adafactors_second_moment_is_at_most_0_999() -> None:
     params, grads = random_weights_and_gradients(1.0)
-    optimizer = make_optimizer(Optimizer(name="adafactor", clip=1e9), CONFIG)
+    init, update = compiled_optimizer(Optimizer(name="adafactor", clip=1e9))
     late = jax.tree_util.tree_map_with_path(  # counts after which 1 - t^-0.8 is 1 - 1.6e-5
-        lambda path, x: jnp.full_like(x, 10**6) if getattr(path[-1], "name", "") == "count" else x, optimizer.init(params)
+        lambda path, x: jnp.full_like(x, 10**6) if getattr(path[-1], "name", "") == "count" else x, init(params)
     )
-    _, state = optimizer.update(grads, late, params, rate=RATE)
+    _, state = update(grads, late, params, rate=RATE)
     of_parts = [tree["head"]["kernel"] for _, tree in optax.tree.get_all_with_path(state, "v")]
     [found] = [kernel for kernel in of_parts if isinstance(kernel, jax.Array)]  # others are masked
     assert np.allclose(found, 0.001 * np.square(grads["head"]["kernel"]), rtol=1e-6)
@@ -307,10 +336,8 @@ def test_muon_orthogonalizes_each_of_q_k_and_v_of_each_block_separately() -> Non
     frames = np.linalg.qr(rng.normal(size=(2, 3, 3, 16, 16)))[0]
     matrices = frames[0] * np.linspace(0.5, 1, 16) @ frames[1] * 10.0 ** np.arange(9).reshape(3, 3, 1, 1)
     grads["blocks"]["attn"]["qkv"]["kernel"] = jnp.asarray(np.moveaxis(matrices, 1, 2).reshape(3, 16, 3, 2, 8))
-    optimizer = make_optimizer(Optimizer(name="muon", weight_decay=0, clip=1e9), CONFIG)
-    change = np.asarray(
-        optimizer.update(grads, optimizer.init(params), params, rate=RATE)[0]["blocks"]["attn"]["qkv"]["kernel"]
-    )
+    init, update = compiled_optimizer(Optimizer(name="muon", weight_decay=0, clip=1e9))
+    change = np.asarray(update(grads, init(params), params, rate=RATE)[0]["blocks"]["attn"]["qkv"]["kernel"])
     for block in range(3):
         for part in range(3):
             matrix = change[block, :, part].reshape(16, 16)
@@ -475,7 +502,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights_in_float32()
             Recipe(batch_size=12, dtype="bfloat16"),
             task="classes",
             learning_rate=lambda step: RATE,
-            initial_weights=None,
+            initial_weights=START,
             folder=Path("unused"),
         )
         loss = float(engine.step(make_batch())["loss"])
@@ -491,7 +518,7 @@ def make_float32_engine() -> JaxEngine:
         Recipe(batch_size=12),
         task="classes",
         learning_rate=lambda step: RATE,
-        initial_weights=None,
+        initial_weights=START,
         folder=Path("unused"),
     )
 

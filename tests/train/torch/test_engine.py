@@ -118,8 +118,7 @@ def weights(engine: Any, name: str) -> dict[str, Any]:
 
 WEIGHTS = [0.4, 3.0, 0.0, 1.2, 0.9]
 RECIPES: dict[str, dict[str, Any]] = {
-    "adamw": {},
-    "accumulated": {"accumulate": 3, "ema": 0.99, "label_smoothing": 0.1},
+    "accumulated": {"accumulate": 3, "ema": 0.99},
     "sigmoid": {"loss": "sigmoid", "optimizer": Optimizer(layer_decay=0.8, freeze=("patch_embed.*",))},
     "labels, mixed": {
         "augment": Augment(mixup=0.2),
@@ -136,7 +135,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "weighted, sigmoid": {"class_weights": [WEIGHTS[::-1], WEIGHTS], "loss": "sigmoid"},
     "weighted labels": {"class_weights": [WEIGHTS[::-1], WEIGHTS]},
-    "regularised": {"rng": "shared", "accumulate": 2, "seed": 2**40 + 3},
+    "regularised": {"rng": "shared", "accumulate": 2, "label_smoothing": 0.1, "seed": 2**40 + 3},
 }
 # Every rate above 0; patch dropout leaves 3 of 4 patches.
 DROPOUT = {"pos_drop": 0.1, "patch_drop": 0.2, "attn_drop": 0.2, "mlp_drop": 0.1, "drop_path": 0.3}

@@ -33,22 +33,29 @@ STEPS = 4
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"weight_decay": 0.0, "clip": 1e9, "beta1": 0.0},
-    {"clip": 1e-2, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
-    {"layer_decay": 0.7},
+    {"clip": 1e-2, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4, "layer_decay": 0.7},
     {"freeze": ("patch_embed.*", "blocks.[01].*", "*.bias")},
     {"freeze": ("*.weight", "cls_token", "pos_embed")},
 ]
+# Each parameter is updated by itself, so a model has several kinds.
 MODELS: dict[str, dict[str, Any]] = {
-    "gates and pooling": {
+    "gates, pooling and an MLP of offsets in each block": {
         "attention": {"qk_norm": True, "qkv_bias": "qv"},
         "mlp": {"activation": "swiglu", "norm": True},
         "head": {"pool": "attention"},
+        "positions": {"relative": "mlp", "relative_dim": 48},
     },
-    "narrow inside": {"mlp_dim": 32, "attention": {"out_norm": True}, "norms": {"layer_scale": 0.1}},
-    "no projection": {"attention": {"proj": False}, "norms": {"after_patches": True}},
-    "a table of offsets in each block": {"positions": {"kind": "none", "relative": "table"}},
-    "an MLP of offsets in each block": {"positions": {"relative": "mlp", "relative_dim": 48}},
-    "a shared MLP of offsets": {"positions": {"relative": "mlp", "relative_dim": 48, "relative_shared": True}},
+    "narrow inside, with a table of offsets in each block": {
+        "mlp_dim": 32,
+        "attention": {"out_norm": True},
+        "norms": {"layer_scale": 0.1},
+        "positions": {"kind": "none", "relative": "table"},
+    },
+    "no projection and a shared MLP of offsets": {
+        "attention": {"proj": False},
+        "norms": {"after_patches": True},
+        "positions": {"relative": "mlp", "relative_dim": 48, "relative_shared": True},
+    },
     "learned rotations": {"positions": {"rotary": "mixed"}, "norms": {"order": "parallel", "kind": "rms", "bias": False}},
 }
 
@@ -114,7 +121,7 @@ def run_both(
 
 
 @pytest.mark.parametrize(
-    "options", OPTIONS, ids=["defaults", "no-decay-no-momentum", "clipped", "layer-decay", "frozen", "biases"]
+    "options", OPTIONS, ids=["defaults", "no-decay-no-momentum", "clipped-layer-decay", "frozen", "biases"]
 )
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_agrees_with_that_of_jax_to_rounding(name: Any, options: dict[str, Any]) -> None:
