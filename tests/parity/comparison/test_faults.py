@@ -35,7 +35,7 @@ ONE_OF_EACH_FILE = list({fault.file: fault for fault in FAULTS if not fault.ambi
 
 @pytest.mark.parametrize("fault", _pytest_params(ONE_OF_EACH_FILE))
 def test_the_check_fails_and_names_the_part(fault: Fault) -> None:
-    report = run_check(fault, backward=False, steps=20)
+    report = run_check(fault, backward=False, steps=3)
     assert names_part(fault, report), report.verdict
 
 

@@ -315,12 +315,6 @@ def test_outputs_that_are_all_rounding_error_are_refused() -> None:
 # What is measured -----------------------------------------------------------------------------------------------------
 
 
-def test_xla_runs_with_one_thread_and_with_several_in_processes_of_their_own() -> None:
-    report = parity.invariance(lambda params, x: x @ params["kernel"], ROWS, KERNEL)
-    several = max(2, os.cpu_count() or 1)
-    assert of(report, f"in processes with 1 and with {several} threads").passed and "threads" not in report.not_tested
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
 def test_nproc_is_the_number_of_xlas_threads() -> None:
     code = """if True:
@@ -335,18 +329,23 @@ def test_nproc_is_the_number_of_xlas_threads() -> None:
         assert found.stdout.strip() == count
 
 
-def test_all_devices_of_jax_are_compared() -> None:
-    code = """if True:
+def test_all_devices_of_jax_are_compared_and_xla_runs_with_one_thread_and_with_several() -> None:
+    """A process of its own has two devices, and starts others with 1 and with several threads."""
+    several = max(2, os.cpu_count() or 1)
+    code = f"""if True:
         import numpy as np
         from parity import invariance
-        report = invariance(lambda params, x: x * params, np.ones((2, 3), np.float32), np.float32(2))
-        print(sum(c.condition.startswith("on ") for c in report.changes), sorted(report.not_tested))
+        rows, kernel = np.random.default_rng(0).standard_normal((2, 5, 4)).astype(np.float32)
+        report = invariance(lambda params, x: x @ params.T, rows, kernel)
+        passed = {{c.condition: c.passed for c in report.changes if c.dtype == "float32"}}
+        print(sum(name.startswith("on ") for name in passed), passed["in processes with 1 and with {several} threads"])
+        print(sorted(report.not_tested))
     """
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
-    assert found.stdout == "1 []\n"
+    assert found.stdout == "1 True\n[]\n"
 
 
 def test_the_module_stays_as_it_is() -> None:

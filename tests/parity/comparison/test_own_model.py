@@ -296,7 +296,9 @@ IMPOSTORS = {
 
 @pytest.mark.parametrize("change", IMPOSTORS)
 def test_an_impostor_is_refused(change: str, tmp_path: Path) -> None:
-    given = {"num_heads": 3} if change != "scaled residual" else {}  # fewer hypotheses
+    # Fewer hypotheses, and no other sizes of images, which are tried if the parameters have no roles for one.
+    given: dict[str, Any] = {"num_heads": 3} if change != "scaled residual" else {}
+    given |= {"image_size": (16, 24)} if change != "flipped images" else {}  # its message names the size
     with pytest.raises(InputError, match=IMPOSTORS[change]) as error:
         derived(f"Impostor('{change}')", tmp_path, given=given)
     assert "\n" not in str(error.value)
@@ -327,7 +329,7 @@ def test_an_ignored_parameter_that_is_used_is_not_left_out(tmp_path: Path) -> No
 
 def test_a_given_field_is_not_searched(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="differ by"):
-        derived("Renamed", tmp_path, given={"norms.eps": 1e-5})
+        derived("Renamed", tmp_path, given={"norms.eps": 1e-5, "num_heads": 3, "head.pool": "token"})
     with pytest.raises(InputError, match="--set width=64, but the parameters show 48"):
         derived("Renamed", tmp_path, given={"width": 64})
 
@@ -391,7 +393,7 @@ def test_a_changed_constant_is_refused(tmp_path: Path) -> None:
     state["position_ids"] = state["position_ids"].flip(0)
     torch.save(state, tmp_path / "theirs.pth")
     with pytest.raises(InputError, match="position_ids of the checkpoint is not a parameter, and its values are not those"):
-        derive_table(f"{MODULE}:Assembled('torch')", tmp_path / "theirs.pth")
+        derive_table(f"{MODULE}:Assembled('torch')", tmp_path / "theirs.pth", given={"image_size": (16, 24)})
 
 
 def test_averaged_weights_without_buffers_are_read(tmp_path: Path) -> None:
@@ -407,12 +409,13 @@ def test_averaged_weights_without_buffers_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_buffer_that_differs_from_the_class_by_little_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     like, state = f"{MODULE}:Impostor('gate')", trained("Impostor('gate')").to(dtype).state_dict()
+    given = {"num_heads": 3, "image_size": (16, 24)}
     torch.save(state, tmp_path / "theirs.pth")
-    derive_table(like, tmp_path / "theirs.pth", given={"num_heads": 3})
+    derive_table(like, tmp_path / "theirs.pth", given=given)
     state["gate"] = torch.nextafter(state["gate"], torch.tensor(2, dtype=dtype))
     torch.save(state, tmp_path / "theirs.pth")
     with pytest.raises(InputError, match="gate of the checkpoint is not a parameter, and its values are not those"):
-        derive_table(like, tmp_path / "theirs.pth", given={"num_heads": 3})
+        derive_table(like, tmp_path / "theirs.pth", given=given)
 
 
 LOADING = {

@@ -51,9 +51,9 @@ def plain() -> TrainingComparison:
     return compare_plain()
 
 
-@pytest.mark.parametrize("name", ["vit_s16", "siglip_b16"])
-def test_fifty_steps_of_a_model_pass_g0_and_g3(name: str) -> None:
-    report = compare_plain(small_config(vit_spec.get(name)), steps=50)
+@pytest.mark.parametrize(("name", "steps"), [("vit_s16", 50), ("siglip_b16", 5)])
+def test_steps_of_a_model_pass_g0_and_g3(name: str, steps: int) -> None:
+    report = compare_plain(small_config(vit_spec.get(name)), steps=steps)
     assert report.passed, report
 
 
@@ -66,7 +66,7 @@ def test_the_default_settings_use_warmup_clipping_and_weight_decay(plain: Traini
 
 
 def test_training_on_given_images_reduces_the_loss() -> None:
-    report = compare_training(PLAIN, perturbed_params(PLAIN), images=random_images(PLAIN), steps=20)
+    report = compare_training(PLAIN, perturbed_params(PLAIN), images=random_images(PLAIN), steps=5)
     losses = report.losses["torch float64"]
     assert report.passed, report
     assert losses[-1] < losses[0]
@@ -222,7 +222,7 @@ def test_rounded_gradients_of_one_twin_fail_g3_only(monkeypatch: pytest.MonkeyPa
 
     # PyTorch's perturbed runs round their gradients in the same way, so the rounding does not count as their noise.
     monkeypatch.setattr(vit_torch.optimizer, "clip_by_global_norm", coarse)
-    report = compare_plain(steps=10)
+    report = compare_plain(steps=5)
     assert (report.same_function, report.is_within_noise) == (True, False)
     assert "in float32" in report.verdict
 
