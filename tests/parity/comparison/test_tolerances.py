@@ -41,7 +41,7 @@ from tests.twins import perturbed_params, random_images
 from vit_spec import InputError, ViTConfig
 
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
-TINY = CONFIGS["width 2, three blocks"].replace(depth=2)
+TINY = CONFIGS["width 2, three blocks"]
 SMALL = CONFIGS["small"]
 
 
