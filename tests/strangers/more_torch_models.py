@@ -212,6 +212,8 @@ class Changed(nn.Module):
             y = (scores.relu() if change == "relu without projection" else scores.softmax(-1)).to(v.dtype) @ v
             y = y.permute(0, 2, 3, 1).reshape(b, t, c) if change == "dim head" else y.transpose(1, 2).reshape(b, t, c)
             y = self.ln_3(self.attn.out(y) if change == "grouped queries" else self.out(y))
+            if change == "values beside":
+                return y + v.transpose(1, 2).reshape(b, t, c)
             return y / 2 if change == "half of attention" else y.tanh() if change == "tanh of attention" else y
 
         def feed(self, x: Tensor) -> Tensor:

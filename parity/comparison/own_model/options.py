@@ -124,7 +124,9 @@ class Options:
             yield _follow(each, "blocks.attn.qkv.weight", followers)
 
     def value_skip(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Yield candidates with values added to the output of attention."""
+        """Yield candidates with values added to the output of attention, unless the user excludes it."""
+        if not self.given.get("attention.value_skip", True):
+            return
         for each in islice(self.attention(candidate), _MAX_SKIPS):
             yield each.with_fields(attention__value_skip=True)
 

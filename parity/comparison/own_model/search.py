@@ -83,7 +83,7 @@ class TableSearch:
         steps: list[list[Callable[[Candidate], Iterable[Candidate]]]] = [
             [options.stem_and_head, options.epsilons],
             [options.mlp],
-            [lambda found: [found]],
+            [lambda found: [found], options.value_skip],
             [self._attention],
             [options.patches],
             [lambda found: [found]],

@@ -5,7 +5,8 @@ nothing.  What is left is decided first, then one block, then all:
 
 1. blocks off: pooling, norms, epsilon, positions, tokens, classifier
 2. the MLP of the first block: activation, layouts
-3. the sum of attention, which is a bias alone, and the MLP: few hypotheses, before the many of the next stage
+3. the sum of attention, which is a bias alone, or a bias and the values, and the MLP: few hypotheses, before the many of
+   the next stage
 4. attention of the first block: heads, layouts of queries, keys and values, scale, rotary embeddings
 5. the order of the entries of a patch
 6. all blocks

@@ -106,6 +106,14 @@ def test_a_base_of_rotary_positions_in_the_class_is_found(tmp_path: Path) -> Non
     assert "set: positions.rotary_base=50.0" in table.text
 
 
+def test_values_beside_attention_are_found_unless_the_user_excludes_them(tmp_path: Path) -> None:
+    given = {"image_size": (32, 48), "num_heads": 4, "attention.scale": 0.25}  # fewer hypotheses are tried
+    table, _ = derived(f"{MORE}:Changed('values beside')", tmp_path, given=given)
+    assert table.config.attention.value_skip
+    with pytest.raises(InputError, match="the sum of attention and MLP differs"):
+        derived(f"{MORE}:Changed('values beside')", tmp_path, given={**given, "attention.value_skip": False})
+
+
 # Refused --------------------------------------------------------------------------------------------------------------
 
 REFUSED = {
