@@ -158,8 +158,8 @@ def infer_grid(format: Format, known: Fields, evidence: Evidence) -> Inferred:
             if rows == (height // ph) * (width // pw) + count and not known.get("tokens.pad"):
                 return Inferred({"positions.covers": name, "tokens.crop": True})
         raise UnfittingFieldsError(
-            f"an image of {height}x{width} has {cells} patches of {ph}x{pw}, but the position table, which has the size of "
-            f"training, {rows} rows",
+            f"an image of {height}x{width} has {cells} patches of {ph}x{pw}, the position table {rows} rows, for the image "
+            "size of training",
             image_size="HxW",
         )
     sides = {name: isqrt(max(rows - count, 0)) for name, count in covers.items()}
