@@ -21,6 +21,8 @@ if importlib.util.find_spec("jaxlib") is not None and tuple(map(int, version("ja
     os.environ.setdefault("XLA_FLAGS", quick)
 if "PYTEST_XDIST_WORKER" in os.environ:  # one process per core: more threads would compete
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Inductor compiles and loads programs that probe what g++ can vectorize, for five seconds in each process.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 gc.set_threshold(100_000, 50, 100)  # tracing in jax creates many objects, few of which are garbage
 
 
