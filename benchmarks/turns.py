@@ -139,7 +139,7 @@ class Measurement:
             self._add(contestant, facts[contestant], times)
 
     def _unneeded(self, group: Iterable[Contestant]) -> list[Contestant]:
-        """Return the twins of a group that only contestants needed which are skipped now."""
+        """Return the twins that were added to a group for other contestants, all of which are skipped now."""
         needed = {*self._block.contestants, *(each.reference for each in group if not each.is_twin)}
         return [each for each in group if each not in needed]
 

@@ -61,7 +61,8 @@ def convert(args: argparse.Namespace) -> int:
         if not sizes:
             raise
         raise InputError(
-            f"not enough memory for the weights with {' '.join(sizes)}: give less, or use a machine with more memory"
+            f"not enough memory for the weights with {' '.join(sizes)}: give smaller values, or use a machine with more "
+            "memory"
         ) from None
     changes = [*repairs, *changes, *([f"rounded to {args.dtype}"] if args.dtype else [])]
     with ExitStack() as stack:

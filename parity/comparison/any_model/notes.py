@@ -63,10 +63,10 @@ def notes(models: BothModels, misleading: Sequence[tuple[str, str]], of_classes:
     yield from _notes_on_mapping(models, misleading, of_classes)
     yield from _notes_on_tensors(models)
     if models.choices:
-        several = (f"{each.changed} of {each.entries} of {side}" for side, each in models.choices.items())
+        several = (f"{each.changed:,} of {each.entries:,} choices of {side}" for side, each in models.choices.items())
         yield (
-            f"rounding to float32 changes choices, as those of ReLU or of a maximum ({', '.join(several)}): the gradients "
-            "in float32 are compared with those in float64 that make the same choices"
+            f"rounding to float32 changes {' and '.join(several)}, such as those of ReLU or of a maximum: the gradients in "
+            "float32 are compared with those in float64 that make the same choices"
         )
     if fixed := _unequal_fixed_keys(models):
         which = f"{_listed(fixed)} of torch, which no optimizer trains"

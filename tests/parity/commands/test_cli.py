@@ -136,7 +136,7 @@ def test_options_for_whose_weights_the_memory_is_too_little_are_named(saved, cap
     line = ("convert", saved, saved.with_name("b.safetensors"), "--to", "jax", "--num-classes", classes)
     code, _, error = run(capsys, *line)
     assert code == 2 and error.startswith(
-        f"error: not enough memory for the weights with --num-classes {classes}: give less"
+        f"error: not enough memory for the weights with --num-classes {classes}: give smaller values"
     )
 
 

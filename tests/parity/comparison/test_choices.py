@@ -90,8 +90,17 @@ def plain_errors(report: PairReport) -> list[float]:
 def test_gradients_in_float32_are_compared_with_those_of_the_same_choices() -> None:
     report = compare(every_choice(jnp, 0), every_choice(torch, 1), across=2)
     assert max(plain_errors(report)) > 2 * FLOAT32_TOLERANCE
-    assert report.passed and any("rounding to float32 changes choices" in note for note in report.notes)
+    assert report.passed and any("rounding to float32 changes" in note for note in report.notes)
     assert all(row.flax < 5e-7 and row.torch < 5e-7 for row in report.rows)  # type: ignore[operator]
+
+
+def test_choices_of_a_part_in_bfloat16_are_made_too() -> None:
+    report = compare(
+        lambda y: jax.nn.relu(y) + 1e-6 * jnp.abs(jax.nn.relu(y.astype(jnp.bfloat16))).astype(y.dtype),
+        lambda y: nn.functional.relu(y) + 1e-6 * nn.functional.relu(y.bfloat16()).abs().to(y.dtype),
+        across=2,
+    )
+    assert report.passed and any("rounding to float32 changes" in note for note in report.notes)
 
 
 def test_more_choices_than_rounding_changes_are_not_excused() -> None:

@@ -1,9 +1,9 @@
 """The choices of a run: what a function computes by a comparison, kept from a run in float32 for one in float64.
 
 ReLU and a maximum choose, and their derivatives jump where two numbers are equal.  Where two numbers differ by less than
-rounding errors, float32 may choose otherwise than float64, and the gradient then differs by the whole jump: one ReLU among
-the 500,000 of a ResNet changes it by 1e-3.  That says nothing about the accuracy of the model.  So the gradient in float32
-is compared with the one in float64 that makes the same choices: both are gradients of the same smooth function.
+rounding errors, float32 may choose otherwise than float64, and the gradient then differs by the whole jump.  That says
+nothing about the accuracy of the model.  So the gradient in float32 is compared with the one in float64 that makes the same
+choices: both are gradients of the same smooth function.
 """
 
 from collections import defaultdict
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.arrays import as_array
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.fixed_parts import narrow_float
 from parity.comparison.any_model.trace.jaxpr import UnrolledEvaluator
@@ -67,14 +68,17 @@ class Choices:
     def count(self, own: Array, chosen: Array) -> None:
         """Count the entries of the result of an operation that differ between its own choice and the recorded one."""
         self.entries += own.size
-        self.changed += int((~np.isclose(own, chosen, rtol=_JUMP, atol=0.0, equal_nan=True)).sum())
+        one, other = own.astype(np.float64), chosen.astype(np.float64)
+        self.changed += int((~np.isclose(one, other, rtol=_JUMP, atol=0.0, equal_nan=True)).sum())
 
     @property
     def are_changed_by_rounding(self) -> bool:
         """Whether the share of changed entries is that of numbers which rounding errors may take across a limit.
 
-        Numbers of unit variance with errors of the tolerance of G1 cross zero in a share of about this tolerance.  The
-        number of such entries varies by chance, as in a Poisson distribution: it may be five standard deviations larger.
+        Numbers of unit variance with errors of the tolerance of G1 cross zero in a share of about this tolerance; errors
+        inside a model may be larger than those of its outputs, by the factor that amplified errors have.  The number of
+        such entries varies by chance, as in a Poisson distribution: it may be five standard deviations larger.  One may
+        always be changed, since the expected number for a small model is far below one.
         """
         mean = AMPLIFIED_ERROR_FACTOR * FLOAT32_TOLERANCE * self.entries
         return bool(self.changed <= mean + 5 * mean**0.5 + 1)
@@ -126,15 +130,19 @@ def choose_in_torch(choices: Choices, *, exact: bool) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves, tree_map
 
+    def recorded(name: str, own: Any) -> Any:
+        array = choices.recorded(name, tuple(own.shape))
+        return torch.tensor(array if array.dtype.kind in "biu" else array.astype(np.float64)).to(own.dtype)
+
     def chosen(name: str, own: Any) -> Any:
         is_choice = isinstance(own, torch.Tensor) and (not own.is_floating_point() or name in _SIGNS)
         if not is_choice or own.is_complex():
             return own
         if not exact:
-            choices.record(name, own.numpy())
+            choices.record(name, as_array(own))
             return own
-        found = torch.from_numpy(choices.recorded(name, tuple(own.shape)).copy()).to(own.dtype)
-        choices.count(own.numpy(), found.numpy())
+        found = recorded(name, own)
+        choices.count(as_array(own), as_array(found))
         return found
 
     class Choosing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -144,11 +152,10 @@ def choose_in_torch(choices: Choices, *, exact: bool) -> Any:
             if name in _CHOOSING_OPERANDS:
                 n = _CHOOSING_OPERANDS[name]
                 if not exact:
-                    choices.record(name, args[n].detach().numpy())
+                    choices.record(name, as_array(args[n]))
                     return found
-                operand = torch.from_numpy(choices.recorded(name, tuple(args[n].shape)).copy()).to(args[n].dtype)
-                same = function(*args[:n], operand, *args[n + 1 :], **kwargs)
-                choices.count(found.numpy(), same.numpy())
+                same = function(*args[:n], recorded(name, args[n]), *args[n + 1 :], **kwargs)
+                choices.count(as_array(found), as_array(same))
                 return same
             given = (each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
             if function._schema.is_mutable or name in _UNWRITTEN or not any(each.is_floating_point() for each in given):
