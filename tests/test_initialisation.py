@@ -156,3 +156,22 @@ def test_an_unknown_distribution_is_refused(twin: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(f"vit_{twin}.initialisation.rows", lambda config: unknown)
     with pytest.raises(ValueError, match="unknown distribution 'cauchy'"):
         PARAMETERS[twin](config)
+
+
+def test_further_seeds_of_a_model_compile_nothing() -> None:
+    vit_jax, jax = pytest.importorskip("vit_jax"), pytest.importorskip("jax")
+    compiled: list[str] = []
+
+    def count(event: str, seconds: float, **_: Any) -> None:
+        compiled.extend([event] if event == "/jax/core/compile/backend_compile_duration" else [])
+
+    first = vit_jax.init(CONFIG, seed=3)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        second, third = vit_jax.init(CONFIG, seed=4), vit_jax.init(CONFIG, jax.random.key(3))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert not compiled
+    kernels = [params["head"]["kernel"] for params in (first, second, third)]
+    assert (kernels[0] == kernels[2]).all()
+    assert not (kernels[0] == kernels[1]).all()

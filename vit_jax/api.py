@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from os import PathLike
 from typing import Any
 
@@ -18,6 +19,7 @@ from vit_jax.layers import ARRAYS, ViTModule, at_least_float32
 from vit_jax.model import ViT
 from vit_jax.noise import random_key
 from vit_spec import InputError, ViTConfig
+from vit_spec.config import check_config
 from vit_spec.errors import nearest, require_type
 from vit_spec.shadowing import check_not_shadowed
 
@@ -41,16 +43,19 @@ def init(config: ViTConfig, seed: int | Array | NDArray[Any] = 0) -> Params:
     Raises:
         vit_spec.InputError: the seed is no integer and no key, or out of range.
     """
-    model = ViT(config)
+    check_config(config)
+    key, is_traced = _as_key(seed), isinstance(jnp.zeros(()), jax.core.Tracer)
+    return _draw(config, key) if is_traced else _compiled_draw(config)(key)
+
+
+def _draw(config: ViTConfig, key: Array) -> Params:
     images = jnp.zeros((1, *config.image_size, config.in_channels))
-    key = _as_key(seed)
+    return ViT(config).init(key, images)["params"]
 
-    def draw() -> Params:
-        return model.init(key, images)["params"]
 
-    if isinstance(images, jax.core.Tracer):
-        return draw()
-    return jax.jit(draw, compiler_options=fast_compile_options())()
+@lru_cache(maxsize=4)  # for further seeds of a model
+def _compiled_draw(config: ViTConfig) -> Callable[[Array], Params]:
+    return jax.jit(lambda key: _draw(config, key), compiler_options=fast_compile_options())
 
 
 def _as_key(seed: int | Array | NDArray[Any]) -> Array:
