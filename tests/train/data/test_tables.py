@@ -6,10 +6,12 @@ import gzip
 import io
 import json
 import lzma
+import os
+import re
 import socket
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -706,13 +708,69 @@ def test_spaces_around_the_bar_and_the_case_of_no_finding_make_no_labels(tmp_pat
     assert np.concatenate([source.train.targets, source.held_out.targets]).sum(0).tolist() == [9, 6]
 
 
-def test_nihs_lists_beside_the_table_give_the_split(tmp_path: Path) -> None:
+def write_lists(folder: Path, training: Iterable[str], test: Iterable[str]) -> None:
+    """Write the lists of a split beside a table."""
+    for name, entries in (("train_val", training), ("test", test)):
+        (folder / f"{name}_list.txt").write_text("".join(f"{entry}\n" for entry in entries))
+
+
+LISTED = ("{:02d}.png", "{:02d}", "images_001/{:02d}.png", "./images_001/{:02d}", " {:02d}.png\n")
+
+
+@pytest.mark.parametrize("spelling", LISTED)
+def test_nihs_lists_beside_the_table_give_the_split(tmp_path: Path, spelling: str) -> None:
     spec = write_table(tmp_path, NIH_COLUMNS, "Image Index")
-    (tmp_path / "train_val_list.txt").write_text("".join(f"{i:02d}.png\n" for i in range(8)))
-    (tmp_path / "test_list.txt").write_text("".join(f"{i:02d}.png\n" for i in range(8, 12)))
+    write_lists(tmp_path, map(spelling.format, range(8)), map(spelling.format, range(8, 12)))
     source = open_dataset(spec)
     assert [Path(name).stem for name in source.held_out.names] == ["08", "09", "10", "11"]
     assert shows_image(source.held_out.read(1), PNGS[9])
+
+
+def test_lists_as_long_as_nihs_are_read(tmp_path: Path) -> None:
+    spec = write_table(tmp_path, NIH_COLUMNS, "Image Index")
+    others = [f"{i:08d}_000.png" for i in range(86_524)]  # 1.4 MB, of images that the table does not have
+    write_lists(tmp_path, [*others, *(f"{i:02d}.png" for i in range(8))], [f"{i:02d}.png" for i in range(8, 12)])
+    assert [len(part) for part in (open_dataset(spec).train, open_dataset(spec).held_out)] == [8, 4]
+
+
+PATHS = ["a/im 0.png", "b/im 0.png", "im.1.png", "im.2.png"]
+
+
+@pytest.mark.parametrize("column", [PATHS, [name.removesuffix(".png") for name in PATHS]])
+def test_lists_may_write_paths_with_spaces_and_dots_and_the_table_no_suffixes(tmp_path: Path, column: list[str]) -> None:
+    for i, name in enumerate(PATHS):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(PNGS[i])
+    rows = (f"{name},{kind}\n" for name, kind in zip(column, "xyxy", strict=True))
+    (tmp_path / "t.csv").write_text("".join(["file,label\n", *rows]))
+    write_lists(tmp_path, PATHS[1:3], [PATHS[0], PATHS[3]])
+    source = open_dataset(f"csv:{tmp_path / 't.csv'}?image=file")
+    assert [os.path.relpath(name, tmp_path) for name in source.held_out.names] == [PATHS[0], PATHS[3]]
+    write_lists(tmp_path, PATHS[1:3], ["im 0.png", PATHS[3]])
+    message = error_message(f"csv:{tmp_path / 't.csv'}?image=file")
+    assert f"names im 0.png, which may be {column[0]} or {column[1]}: write more of the path into the list" in message
+
+
+@pytest.mark.parametrize(
+    ("training", "test", "told"),
+    [
+        (range(8), range(7, 11), "2 of 12 images in none or both of .*, such as 07.png in both"),
+        (range(8), range(9, 12), "1 of 12 images in none or both of .*, such as 08.png in neither"),
+        ([*range(7), 77], range(8, 12), "1 of 12 images in none or both of .*, such as 07.png in neither"),
+    ],
+)
+def test_an_image_in_none_or_both_of_the_lists_is_named(
+    tmp_path: Path, training: Iterable[int], test: Iterable[int], told: str
+) -> None:
+    spec = write_table(tmp_path, NIH_COLUMNS, "Image Index")
+    write_lists(tmp_path, (f"{i:02d}.png" for i in training), (f"{i:02d}.png" for i in test))
+    assert re.search(f"{told}: correct or remove the lists", error_message(spec))
+
+
+def test_another_suffix_in_a_list_is_another_image(tmp_path: Path) -> None:
+    spec = write_table(tmp_path, NIH_COLUMNS, "Image Index")
+    write_lists(tmp_path, (f"{i:02d}.png" for i in range(8)), (f"{i:02d}.jpg" for i in range(8, 12)))
+    assert "such as 08.png in neither" in error_message(spec)
 
 
 @requires_data("chest_xray")
@@ -1076,6 +1134,28 @@ def test_the_index_that_pandas_writes_is_left_out_with_a_note(tmp_path: Path) ->
 def test_another_column_without_a_name_is_refused(tmp_path: Path) -> None:
     message = error_message(write_table(tmp_path, {"": range(1, 13), "age": range(12)}))
     assert "has a column without a name: give it one in the first row, or remove it" in message
+
+
+COMMAS = {"at the ends of all rows, as NIH's": (",", ","), "of the names": (",,", ""), "of the rows": ("", ",,")}
+
+
+@pytest.mark.parametrize("place", COMMAS)
+def test_columns_without_a_name_or_a_cell_are_left_out(tmp_path: Path, place: str) -> None:
+    spec, table, (of_names, of_rows) = write_table(tmp_path, {"age": range(12)}), tmp_path / "t.csv", COMMAS[place]
+    names, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([names + of_names, *(row + of_rows for row in rows)]))
+    assert open_dataset(spec, 0.25).classes == ("age",)
+    table.write_text("\n".join([f",,{names}", *(f",,{row}" for row in rows)]))
+    assert open_dataset(spec, 0.25).classes == ("age",)
+
+
+def test_cells_beyond_the_last_name_are_refused(tmp_path: Path) -> None:
+    spec, table = write_table(tmp_path, {"age": range(12)}), tmp_path / "t.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([lines[0], *(f"{row},{number % 2 or ''}" for number, row in enumerate(lines[1:]))]))
+    assert "has 3 cells in row 2, 2 in the first: correct the row" in error_message(spec)
+    table.write_text("\n".join([lines[0], f"{lines[1]},", *lines[2:]]))
+    assert "has 3 cells in row 2, 2 in the first: correct the row" in error_message(spec)
 
 
 @pytest.mark.parametrize(("target", "options"), [("file", ""), ("split", ""), ("site", "&group=site")])

@@ -17,12 +17,13 @@ in columns of 0 and 1, are refused; see `table_columns`.
 
 An image is named by its path below the table's folder, or by as much of the end of that path as is unique.
 
-A column "split" (train, val, test) gives the splits; otherwise train_val_list.txt and test_list.txt beside the table do.
+A column "split" (train, val, test) gives the splits; otherwise train_val_list.txt and test_list.txt beside the table do,
+which name an image in each line.
 This reads the tables of NIH's ChestX-ray14 (https://nihcc.app.box.com/v/ChestXray-NIHCC) as they come.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from train.data.sources.decoding import SUFFIXES
 from train.data.sources.examples import UNSPLIT, DatasetSplits, Examples, ImageFiles, make_examples
 from train.data.sources.files import read_file, walk_files
 from train.data.sources.splitting import SPLIT_NAMES, canonical_split
-from train.data.sources.table_columns import MISSING_CELLS, Table, parse_targets, read_table
+from train.data.sources.table_columns import MAX_TABLE_BYTES, MISSING_CELLS, Table, parse_targets, read_table
 from vit_spec import InputError, nearest
 
 OPTIONS = ("image", "target", "group", "missing")
@@ -141,10 +142,9 @@ def _resolve_paths(root: Path, names: Sequence[str]) -> tuple[list[str], int]:
 
 def _path_suffixes(path: str) -> Iterator[str]:
     """Yield a path, then the path without its first folder and so on, each with and without the file's suffix."""
-    while path:
-        yield path
-        yield os.path.splitext(path)[0]
-        path = path.partition("/")[2]
+    for end in _ends(path):
+        yield end
+        yield os.path.splitext(end)[0]
 
 
 def _choose_match(root: Path, name: str, paths: Sequence[str]) -> str:
@@ -199,13 +199,71 @@ def _split_rows(table: Table, column: str | None, names: Sequence[str]) -> dict[
     lists = {split: table.path.parent / name for split, name in _SPLIT_LISTS.items()}
     if not all(file.is_file() for file in lists.values()):
         return {UNSPLIT: np.arange(len(names))}
-    listed = {split: set(read_file(file).decode(errors="replace").split()) for split, file in lists.items()}
-    rows = {
-        split: np.array([i for i, name in enumerate(names) if os.path.basename(name) in names_of_split], np.int64)
-        for split, names_of_split in listed.items()
-    }
-    if sum(map(len, rows.values())) != len(names):
+    rows_of, images = {}, _ListedImages(names)
+    for split, file in lists.items():
+        lines = read_file(file, MAX_TABLE_BYTES).decode("utf-8-sig", errors="replace").splitlines()
+        found = (images.find_row(file, line.strip()) for line in lines if line.strip())
+        rows_of[split] = np.unique(np.array([row for row in found if row is not None], np.int64))
+    _check_listed_once(table, names, rows_of)
+    return rows_of
+
+
+class _ListedImages:
+    """The images of a table, to be found by the names that a list gives them.
+
+    Two names of an image are the same, or one is the end of the other; the suffix of the file may be missing in one.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = [_split_name(name) for name in names]
+        self._by_stem: dict[str, list[int]] = {}
+        self._by_end: dict[str, list[int]] = {}
+        for row, (stem, _) in enumerate(self._names):
+            self._by_stem.setdefault(stem, []).append(row)
+            for end in _ends(stem):
+                self._by_end.setdefault(end, []).append(row)
+
+    def find_row(self, file: Path, entry: str) -> int | None:
+        """Return the row of an image that a list names; None if the table does not have it.
+
+        Raises:
+            InputError: the name fits several rows.
+        """
+        stem, suffix = _split_name(entry)
+        keys = ((self._by_stem, stem), (self._by_end, stem), *((self._by_stem, end) for end in _ends(stem)))
+        found = ([row for row in rows.get(key, ()) if self._has_suffix(row, suffix)] for rows, key in keys)
+        rows = next(filter(None, found), [])
+        if len(rows) > 1:
+            first, second = ("".join(self._names[row]) for row in rows[:2])
+            raise InputError(
+                f"{file} names {entry}, which may be {first} or {second}: write more of the path into the list"
+            )
+        return next(iter(rows), None)
+
+    def _has_suffix(self, row: int, suffix: str) -> bool:
+        return suffix == self._names[row][1] or "" in (suffix, self._names[row][1])
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Return the name of an image without its suffix, and the suffix."""
+    name = os.path.normpath(name)
+    length = next((len(suffix) for suffix in SUFFIXES if name.lower().endswith(suffix)), 0)
+    return name[: len(name) - length], name[len(name) - length :]
+
+
+def _ends(path: str) -> Iterator[str]:
+    """Yield a path, then the path without its first folder and so on."""
+    while path:
+        yield path
+        path = path.partition("/")[2]
+
+
+def _check_listed_once(table: Table, names: Sequence[str], rows_of: Mapping[str, NDArray[np.int64]]) -> None:
+    """Raise InputError unless each image of a table is in one of the lists."""
+    counts = np.bincount(np.concatenate([*rows_of.values()]), minlength=len(names))
+    if (wrong := np.flatnonzero(counts != 1)).size:
+        place = "both" if counts[wrong[0]] else "neither"
         raise InputError(
-            f"{table.path} has images in none or both of {' and '.join(_SPLIT_LISTS.values())}: correct the lists"
+            f"{table.path} has {wrong.size:,} of {len(names):,} images in none or both of "
+            f"{' and '.join(_SPLIT_LISTS.values())}, such as {names[wrong[0]]} in {place}: correct or remove the lists"
         )
-    return rows

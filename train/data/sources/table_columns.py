@@ -24,7 +24,7 @@ _BOOLEAN_WORDS = {"true": "1", "false": "0"}
 MISSING_CELLS = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "-", "?")  # missing values in a column of numbers
 _MISSING_BINARY_CELLS = (*MISSING_CELLS, "-1", "-1.0")  # in a column of 0 and 1; CheXpert has -1 for "uncertain"
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}
-_MAX_FILE_BYTES = 1 << 28  # the table of ChestX-ray14, with 112,120 images, has 8 MB
+MAX_TABLE_BYTES = 1 << 28  # the table of ChestX-ray14, with 112,120 images, has 8 MB
 _MAX_FLAGS = 1 << 26  # images times labels; those of ChestX-ray14 are 1.6 million
 _FEW_VALUES = 20  # a note asks whether so few different integers are classes
 
@@ -68,10 +68,10 @@ def read_table(path: Path) -> Table:
 
     Raises:
         InputError: a missing file, another format, no rows, two columns of one name, a row with more or fewer cells than
-            the first, or a column without a name, unless it counts the rows from 0.
+            the first, or a column without a name, unless it is empty or counts the rows from 0.
     """
     try:
-        lines = io.StringIO(read_file(path, _MAX_FILE_BYTES).decode("utf-8-sig"), newline="")
+        lines = io.StringIO(read_file(path, MAX_TABLE_BYTES).decode("utf-8-sig"), newline="")
         stripped = ([cell.strip() for cell in row] for row in csv.reader(lines, strict=True))
         rows = {number: row for number, row in enumerate(stripped, 1) if any(row)}
     except (UnicodeDecodeError, csv.Error) as error:
@@ -83,6 +83,8 @@ def read_table(path: Path) -> Table:
         raise InputError(f"{path} has its columns separated by {other}: write it with columns separated by commas")
     if image := next((cell for cell in names if cell.lower().endswith(SUFFIXES)), None):
         raise InputError(f"{path} begins with the row of {image}: name the columns in a row above it, such as image,label")
+    rows = _drop_empty_columns(rows)
+    names, *cells = rows.values()
     if len(set(names)) < len(names):
         raise InputError(f"{path} has two columns of one name: its columns are {', '.join(names)}")
     for number, row in rows.items():
@@ -90,6 +92,23 @@ def read_table(path: Path) -> Table:
             count = f"{len(row)} cell{'s' * (len(row) > 1)}"
             raise InputError(f"{path} has {count} in row {number}, {len(names)} in the first: correct the row")
     return _drop_pandas_index(Table(path, dict(zip(names, map(list, zip(*cells, strict=True)), strict=True)), [*rows][1:]))
+
+
+def _drop_empty_columns(rows: dict[int, list[str]]) -> dict[int, list[str]]:
+    """Return the rows without columns that have neither a name nor a cell.
+
+    Each row of ChestX-ray14 ends with a comma, and spreadsheets write columns that are only formatted.  The names may end
+    with other commas than the rows, if all rows have the same number of cells.
+    """
+    names, *cells = rows.values()
+    width = len(cells[0])
+    if any(len(row) != width for row in cells):
+        return rows
+    names = names[: 1 + max(i for i, name in enumerate(names) if name)]  # rows of blank cells only are left out before
+    kept = [i for i in range(width) if any(names[i : i + 1]) or any(row[i] for row in cells)]
+    if max(kept) >= len(names) or len(names) > width:
+        return rows
+    return {number: [row[i] for i in kept] for number, row in zip(rows, (names, *cells), strict=True)}
 
 
 def _drop_pandas_index(table: Table) -> Table:
