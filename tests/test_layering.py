@@ -27,6 +27,7 @@ LAYERS = (
     ("train.recipes",),
     ("train.mesh", "train.data"),
     ("train.optimizer_state",),
+    ("train.checkpoints",),
     ("train.step_cost",),
     ("train.loop",),
     ("train.jax", "train.torch"),

@@ -11,18 +11,13 @@ import jax.numpy as jnp
 from jax import Array
 from orbax.checkpoint import v1 as ocp
 
-from parity.checkpoints.containers import ocdbt, zarr
-from parity.checkpoints.containers.budget import Budget
+from parity.checkpoints.containers import zarr
+from train.checkpoints.orbax_files import MIXED_CHECKSUMS, VERSION, check_tree, find_damage
 from train.jax.parameter_tree import Tree
 from train.jax.runtime import is_of_lost_process
 from train.loop.checkpoint_folder import CheckpointFolder, JSONCheck
 from train.loop.process import lost_process_error
-from vit_spec import InputError, bounded_json
-
-MAX_JSON_BYTES = 1 << 26  # of a metadata file of Orbax, for any number of devices
-VERSION = 4  # of a checkpoint; increase it when the structure of the training state or the checksums change
-WARMED_UP_EMA = 2  # the version from which the EMA is warmed up and contains no initial weights
-MIXED_CHECKSUMS = 4  # the version from which checksums tell arrays with exchanged parts apart
+from vit_spec import InputError
 
 
 class CheckpointStore:
@@ -76,7 +71,7 @@ class CheckpointStore:
         Raises:
             InputError: all checkpoints are unreadable.
         """
-        damages = {step: _find_damage(self._folder.path / str(step)) for step in self._folder.steps()}
+        damages = {step: find_damage(self._folder.path / str(step)) for step in self._folder.steps()}
         damaged = {step: damage for step, damage in damages.items() if damage}
         if damaged and len(damaged) == len(damages):
             raise self._folder.none_readable_error(damaged)
@@ -172,7 +167,7 @@ class CheckpointStore:
     ) -> tuple[tuple[Tree, dict[str, Any], int] | None, str]:
         """Return training state, loop state and version of a checkpoint; or None, and why it is damaged."""
         try:
-            _check_tree(self._folder.path / str(step))
+            check_tree(self._folder.path / str(step))
             metadata = self._checkpointer.metadata(step).custom_metadata
             if not isinstance(metadata, dict) or not {"version", "note", "digest"} <= metadata.keys():
                 raise ValueError("its metadata is not that of a run")
@@ -190,39 +185,6 @@ class CheckpointStore:
 
     def _write_error(self, error: Exception) -> InputError:
         return lost_process_error() if is_of_lost_process(error) else self._folder.write_error(error)
-
-
-def _find_damage(path: Path) -> str:
-    """Return why a checkpoint must not be opened: damaged JSON files, pipes, devices or holes; "" if there is no reason."""
-    state = path / "state"
-    files = (path / "_CHECKPOINT_METADATA", path / "metrics" / "metrics", state / "_METADATA", state / "_sharding")
-    for file in (*files, *(state / "array_metadatas").glob("process_*")):
-        try:
-            bounded_json.read_object(file, max_bytes=MAX_JSON_BYTES, allow_nan=True)
-        except OSError:  # missing, or no permission: reported when the state is read
-            continue
-        except InputError:
-            return "its metadata cannot be read"
-    try:
-        zarr.scan_files(path, Budget())
-    except OSError:  # as above
-        pass
-    except InputError as error:
-        return _shorten(error, path)
-    return ""
-
-
-def _check_tree(path: Path) -> None:
-    """Raise ValueError if the arrays of a checkpoint are damaged, or their description takes too much memory or time."""
-    try:
-        ocdbt.check_tree(path / "state")
-    except InputError as error:
-        raise ValueError(_shorten(error, path)) from None
-
-
-def _shorten(error: InputError, path: Path) -> str:
-    """Return the message of an error without its remedy and with paths below that of the checkpoint."""
-    return str(error).rpartition(": ")[0].replace(f"{path}/", "")
 
 
 def _checksums(state: Tree, version: int) -> dict[str, int]:

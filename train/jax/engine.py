@@ -16,13 +16,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 import parity
 import vit_jax
 from parity.checkpoints.weights import Checkpoint
+from train.checkpoints.orbax_files import WARMED_UP_EMA, find_part, is_count
+from train.checkpoints.training_state import TrainingState, without_placeholders
 from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
 from train.jax import one_cpu, sharding
-from train.jax.checkpoints import WARMED_UP_EMA, CheckpointStore
+from train.jax.checkpoints import CheckpointStore
 from train.jax.losses import loss_and_metric, soft_targets
 from train.jax.optimizers import frozen_mask, make_optimizer, update_scales, zero_frozen
-from train.jax.parameter_tree import Tree, tree
+from train.jax.parameter_tree import Tree, path_names, tree
 from train.jax.teacher import TeacherModel
 from train.loop import heartbeat
 from train.loop.checkpoint_folder import check_of_json, checkpoint_rank, parse_loop_state
@@ -66,9 +68,12 @@ class JaxEngine:
     See `train.loop.engine.Engine` for its members and `EngineFactory` for its arguments.  `learning_rate` is traced.
 
     Attributes:
+        config: the model.
         mesh: the devices by axis.
         state: the training state, which a step replaces.
     """
+
+    trainer = "train.jax"
 
     def __init__(
         self,
@@ -175,6 +180,38 @@ class JaxEngine:
         rank = checkpoint_rank(self._task, loop_state)
         self._checkpoint_store.save(step, self.state, loop_state.to_json(), rank=rank)
 
+    def adopt(self, state: TrainingState, loop_state: LoopState, folder: Path) -> None:
+        """Take over the training state of a checkpoint of `train.torch`, and write it to a checkpoint in another folder."""
+        self.state = self._from_training_state(state)
+        store = CheckpointStore(folder, keep=2)
+        rank = checkpoint_rank(self._task, loop_state)
+        store.save(state.step, self.state, loop_state.to_json(), rank=rank)
+        store.close()
+
+    def _from_training_state(self, state: TrainingState) -> State:
+        """Return a training state without a framework as this engine's."""
+        leaves, structure = jax.tree_util.tree_flatten_with_path(self.state)
+        paths = [path_names(path) for path, _ in leaves]
+        parts: dict[str, dict[str, Array]] = {}
+        for path, (_, leaf) in zip(paths, leaves, strict=True):
+            if found := find_part(path):
+                parts.setdefault(found[0], {})[found[1]] = leaf
+        moments = without_placeholders(parts, self.config, "jax")
+        numbers = {"step": state.step, "sound": state.sound}
+
+        def convert(path: tuple[str, ...], leaf: Array) -> Array:
+            if (found := find_part(path)) and found[1] in moments[found[0]]:
+                array = state.array(*found, "jax", leaf.dtype)
+            elif is_count(path):
+                array = np.full(leaf.shape, state.updates, leaf.dtype)
+            elif path[0] in numbers:
+                array = np.full(leaf.shape, numbers[path[0]], leaf.dtype)
+            else:  # constants, and what optax stores in place of moments that a parameter does not have
+                return leaf
+            return jax.make_array_from_callback(leaf.shape, leaf.sharding, array.__getitem__)
+
+        return jax.tree.unflatten(structure, [convert(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)])
+
     def restore_checkpoint(
         self, step: int | None = None, *, check: CheckpointCheck | None = None
     ) -> RestoredCheckpoint | None:
@@ -208,6 +245,11 @@ class JaxEngine:
         """Peak dense bfloat16 FLOP/s of all devices together; None if it is not known."""
         each = peak_flops(self.mesh.devices.flat[0].device_kind)
         return None if each is None else each * self.mesh.size
+
+    def synchronize(self) -> None:
+        """Wait until all processes of the run have called this method."""
+        if self.is_distributed:
+            multihost_utils.sync_global_devices("train.jax")
 
     def should_stop(self) -> bool:
         """Return whether all processes stop after this step because one received SIGTERM; called in each process."""

@@ -17,6 +17,11 @@ def tree(config: ViTConfig, function: Callable[[Parameter], Any]) -> Tree:
     return {key: _map(node, function) for key, node in _parameters(config).items()}
 
 
+def path_names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the names of keys, fields and indices in a path of `jax.tree_util`, as Orbax stores them."""
+    return tuple(str(next(getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name))) for key in path)
+
+
 def mesh_axes(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> tuple[str | None, ...]:
     """Return for each dimension of a parameter's array the mesh axis that shards it, or None."""
     # The groups of a shard are all 1, since this format merges no axes.

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from parity.checkpoints.write_target import is_disk_full
 from parity.terminal import print_note
+from train.checkpoints.trainers import trainer_of
 from train.loop.engine import CheckpointCheck
 from train.loop.loop_state import LoopState
 from train.loop.metrics import PRIMARY_METRIC
@@ -22,9 +23,6 @@ from vit_spec import InputError
 Restored = TypeVar("Restored")
 # Takes the step and the JSON of the loop's state of a checkpoint, and raises InputError if it must not be restored.
 JSONCheck = Callable[[int, Any], None]
-
-# A file that each checkpoint of a trainer has.
-MARKERS = {"train.jax": "_CHECKPOINT_METADATA", "train.torch": "checkpoint.json"}
 
 
 class CheckpointFolder:
@@ -40,12 +38,11 @@ class CheckpointFolder:
 
     def __init__(self, path: Path, trainer: str, *, process: int = 0, num_processes: int = 1) -> None:
         self.path, self._process, self._num_processes = path, process, num_processes
-        for other, marker in MARKERS.items():
-            folders = (path, replaced_folder(path))
-            if other != trainer and any(True for folder in folders for _ in folder.glob(f"[0-9]*/{marker}")):
+        for folder in (path, replaced_folder(path)):
+            if (other := trainer_of(folder)) not in (None, trainer):
                 raise InputError(
-                    f"the checkpoints in {path} are those of {other}: resume with python -m {other}, or give --run a new "
-                    f"folder, and --init {path.parent} to start from its weights"
+                    f"the checkpoints in {path} are those of {other}: resume with python -m {other}, or continue the run "
+                    f"here with --resume {path.parent} in place of --run"
                 )
 
     def steps(self) -> list[int]:
@@ -169,6 +166,24 @@ def remove_checkpoint(path: Path, *, ignore_errors: bool = False) -> None:
 def replaced_folder(folder: Path) -> Path:
     """Return the folder, beside that of the checkpoints, for a checkpoint whose replacement is not complete yet."""
     return folder.with_name(f"{folder.name}-replaced")
+
+
+def converted_folder(folder: Path) -> Path:
+    """Return the folder beside that of the checkpoints in which `train.loop.hand_over` converts them."""
+    return folder.with_name(f"{folder.name}-converted")
+
+
+def settle_converted(folder: Path) -> None:
+    """Finish or undo a conversion that was interrupted.  One process calls it, before others open the folder.
+
+    Raises:
+        OSError: a folder cannot be renamed or removed.
+    """
+    converted = converted_folder(folder)
+    if converted.is_dir() and not folder.exists():  # interrupted when the old checkpoints had been renamed
+        converted.rename(folder)
+    elif converted.is_dir():
+        shutil.rmtree(converted)
 
 
 def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:

@@ -7,8 +7,9 @@ devices, and the checkpoint files.  The loop knows no framework and calls nothin
 A run calls an engine in this order, in every process of the run:
 
 1. The factory makes the engine, with fresh or given weights.  It must write no file: the run folder is checked later.
-2. `restore_checkpoint`; to restore a file of best weights, again with their step, then with the first step again.
-   `save_weights` for each file that is restored.
+2. `synchronize`.  If a run changes its trainer, `adopt` for the best and the newest checkpoint of the other one, and
+   `synchronize` again.  `restore_checkpoint`; to restore a file of best weights, again with their step, then with the
+   first step again.  `save_weights` for each file that is restored.
 3. `step` for each training step, and after each step `should_stop`.  Metrics of a step are read up to
    `train.loop.loop.METRICS_DELAY` steps later, so `step` should return before the devices have finished.
 4. Every `eval_every`: `evaluate` for each batch of the held-out set (with an EMA twice, the second time with `raw`), and
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from parity.checkpoints.weights import Checkpoint
+from train.checkpoints.training_state import TrainingState
 from train.data.batches import Batch
 from train.loop.loop_state import LoopState
 from train.loop.teacher import Teacher
@@ -71,6 +73,14 @@ CheckpointCheck = Callable[[int, LoopState | None], None]  # see `Engine.restore
 
 class Engine(Protocol):
     """A model, its optimizer and their state, on the devices of the run."""
+
+    @property
+    def trainer(self) -> str:
+        """The module that runs the engine: "train.jax" or "train.torch"."""
+
+    @property
+    def config(self) -> ViTConfig:
+        """The model."""
 
     @property
     def is_distributed(self) -> bool:
@@ -212,6 +222,21 @@ class Engine(Protocol):
             InputError: this or an earlier checkpoint cannot be written, such as on a full disk.
         """
 
+    def adopt(self, state: TrainingState, loop_state: LoopState, folder: Path) -> None:
+        """Take over the training state of a checkpoint of another trainer, and write it to a complete checkpoint.
+
+        Every process calls it.
+
+        Args:
+            state: the training state.
+            loop_state: the state of the loop in the other checkpoint.
+            folder: the folder for the checkpoint, `folder`/`state.step`; it is another one than the engine's own.
+
+        Raises:
+            ValueError: the state lacks an array of the run, or has one of another dtype.
+            InputError: the checkpoint cannot be written.
+        """
+
     def restore_checkpoint(
         self, step: int | None = None, *, check: CheckpointCheck | None = None
     ) -> RestoredCheckpoint | None:
@@ -243,6 +268,9 @@ class Engine(Protocol):
         loop handles signals itself (`train.loop.interruption`).  With several processes, the engine handles SIGTERM from
         the moment when it is made; the loop does not, and turns Ctrl-C into a SIGTERM.
         """
+
+    def synchronize(self) -> None:
+        """Wait until all processes of the run have called this method."""
 
     def close(self) -> None:
         """Wait until everything is written; called once, also after an exception.

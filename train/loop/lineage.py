@@ -28,14 +28,19 @@ RESUMABLE = (
     *(f"augment.{each.name}" for each in dataclasses.fields(Augment) if each.name not in _KEPT),
 )
 
+TRAINER = "trainer"  # the name of a change of the trainer, and of the trainer in config.json
+
 # The changes of a recipe, the first one first.  "step": of the checkpoint from which the run resumed; "changes": by field,
 # the value before and after.
 Lineage = list[dict[str, Any]]
 
 
-def extend_lineage(lineage: Any, before: dict[str, Any], after: dict[str, Any], step: int) -> Lineage:
-    """Return a lineage with the changes between two recipes, as config.json has them, if there are any.
+def extend_lineage(
+    lineage: Any, before: dict[str, Any], after: dict[str, Any], trainers: tuple[str, str], step: int
+) -> Lineage:
+    """Return a lineage with the changes between two recipes, as config.json has them, and of the trainer, if there are any.
 
+    trainers: those before and after.
     step: step of the newest checkpoint.
 
     Raises:
@@ -45,6 +50,8 @@ def extend_lineage(lineage: Any, before: dict[str, Any], after: dict[str, Any], 
         raise InputError("a lineage that no run writes: put the file back as it was")
     was, now = flatten(before), flatten(after)
     changes = {name: [was.get(name), now[name]] for name in RESUMABLE if was.get(name) != now[name]}
+    if trainers[0] != trainers[1]:
+        changes[TRAINER] = [*trainers]
     done = lineage_from(lineage, step)
     return [*done, {"step": step, "changes": changes}] if changes else done
 

@@ -14,16 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train.data.batches import Batch, DataLoader
+from train.loop import hand_over
 from train.loop.attention_maps import patch_attention
 from train.loop.engine import Engine, EvalOutput
 from train.loop.interruption import Interruption
+from train.loop.lineage import TRAINER
 from train.loop.loop_state import LoopState, Scores, equal_metrics
 from train.loop.metrics import PRIMARY_METRIC, compute_metrics, is_better
 from train.loop.pictures import MAX_IMAGES, image_grid, overlay_attention, training_images
 from train.loop.profile import Profile
 from train.loop.progress import ProgressDisplay
 from train.loop.run_folder import RunFolder
-from train.loop.saved_run import CHECKPOINTS
+from train.loop.saved_run import CHECKPOINTS, checkpoints_folder
 from train.loop.schedule import Schedule
 from train.loop.settings import changes_since, describe_other_settings
 from train.loop.weight_files import WeightFiles
@@ -75,7 +77,7 @@ class Loop:
         self._weight_files = WeightFiles(self.engine, self.run, self.display, self.state.best_files)
         self._pending = deque[tuple[int, Batch, Mapping[str, SupportsFloat]]]()  # steps whose metrics are not read yet
         self._profile = Profile(self.engine, self.run.path / "profile", self.recipe.profile)
-        self._restored_note: str | None = None  # of the engine; None if there was no checkpoint
+        self._restored_notes: list[str] | None = None  # lines about the checkpoint; None if there was none
         self._saved_step = -1  # of the newest checkpoint
 
     @property
@@ -89,6 +91,11 @@ class Loop:
         Raises:
             InputError: the run cannot resume from it, or a file cannot be written.
         """
+        self.engine.synchronize()  # until the main process has settled the folder
+        handed_over = None
+        if self.run.may_change:
+            folder = checkpoints_folder(self.run.path)
+            handed_over = hand_over.hand_over(self.engine, folder, self.task, self._check_checkpoint)
         if (restored := self.engine.restore_checkpoint(check=self._check_checkpoint)) is None:
             self.run.resume_at(0, 0.0, is_evaluated=False)
             return
@@ -105,12 +112,14 @@ class Loop:
             raise InputError(
                 f"--epochs {epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: give more"
             )
-        if changes_since(self.run.settings, self.done, state.settings):
+        changes = changes_since(self.run.settings, self.done, state.settings)
+        if any(each["changes"].keys() - {TRAINER} for each in changes):
             state.evaluations_since_best = 0  # else a run that has stopped early could not go on with another recipe
         self._saved_step, self.state = self.done, state
         self._weight_files.recorded = state.best_files
         self.run.resume_at(self.done, state.seconds, is_evaluated=state.is_evaluated)
-        self._restored_note = note
+        handed_over_note = handed_over.describe(self.engine.trainer) if handed_over else ""
+        self._restored_notes = [*filter(None, (handed_over_note, note))]
 
     def _check_checkpoint(self, step: int, state: LoopState | None) -> None:
         """Raise InputError if the run must not resume from a checkpoint, given its loop state."""
@@ -135,8 +144,8 @@ class Loop:
                 `MAX_SKIPPED` in a row; or the held-out loss at the end is not finite.
             InputError: an image cannot be read, or a file cannot be written.  A checkpoint is saved first, if possible.
         """
-        if self._restored_note is not None:
-            self._resume(self._restored_note)
+        if self._restored_notes is not None:
+            self._resume(self._restored_notes)
         training = self.train.training_batches(
             seed=self.recipe.seed,
             first_step=self.done,
@@ -367,10 +376,10 @@ class Loop:
             self._weight_files.set_has_checkpoint()  # the previous checkpoint is complete when this one begins
         self._weight_files.write_newest()
 
-    def _resume(self, note: str) -> None:
+    def _resume(self, notes: list[str]) -> None:
         """Say from where the run resumes, and make its weight files agree with the restored checkpoint.
 
-        note: note of the engine about the checkpoint; "" for none.
+        notes: lines about the checkpoint.
         """
         self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
         if (steps := self.recipe.profile) and steps[1] <= self.done:
@@ -382,7 +391,7 @@ class Loop:
                 f"{self.run.path / 'metrics.jsonl'} lacks {missing:,} of the {self.state.num_records:,} records up to this "
                 "step: it was cut or replaced, and the curves lack them too"
             )
-        if note:
+        for note in notes:
             self.display.print_line(note)
         # The files may have other weights: the run ended before they were written, or it resumes from an older checkpoint.
         self._weight_files.write_newest()

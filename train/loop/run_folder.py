@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from train.data import fingerprint
 from train.data.sources import Dataset
-from train.loop.lineage import RESUMABLE, describe_changes, flatten, lineage_from
+from train.loop.checkpoint_folder import settle_converted
+from train.loop.lineage import RESUMABLE, TRAINER, describe_changes, flatten, lineage_from
 from train.loop.lock import LOCK_FILE, Lock, folder_error
 from train.loop.metrics_file import Record, json_line, read_records, records_until
 from train.loop.saved_run import (
@@ -25,6 +26,7 @@ from train.loop.saved_run import (
     DATA_FILE,
     UNFINISHED_FILE,
     WEIGHTS,
+    checkpoints_folder,
     extended_lineage,
     has_checkpoints,
     read_config,
@@ -42,8 +44,8 @@ from vit_spec.printable import is_utf8
 class RunFolder:
     """The folder of one run.
 
-    config.json             the run's id, the recipe, the model's config, what was trained on, the teacher's checksum, and
-                            the changes of `--resume`
+    config.json             the run's id, the recipe, the model's config, what was trained on, the trainer, the teacher's
+                            checksum, and the changes of `--resume`
     data.json               what identifies the data, see `train.data.fingerprint`
     metrics.jsonl           a record per line: set ("train", "held_out" or "held_out_raw"), step, epoch, metrics, seconds
     events.out.tfevents.*   the same for TensorBoard
@@ -52,6 +54,8 @@ class RunFolder:
     weights_raw.safetensors, best_raw.safetensors    with --ema: the newest and the best weights themselves
     checkpoints/            the checkpoints from which the run can resume
     checkpoints-replaced/   only while one of them is being replaced: the old one
+    checkpoints-converted/  only while those of another trainer are being converted, see `train.loop.hand_over`
+    checkpoints-of-train.jax/, checkpoints-of-train.torch/   after a change of the trainer: the checkpoints of the other one
     best-unverified.safetensors    only if a resume found other weights in place of the best ones, see `move_aside`
     curves.png              the metrics as a picture
     .first-checkpoint-unfinished    only while there are weights and perhaps no complete checkpoint
@@ -63,9 +67,11 @@ class RunFolder:
         path: the folder.
         recipe, config, data: contents of config.json.
         name: name of the recipe.
+        trainer: the module that trains, for config.json; None: do not record it.
         source: the data set, to identify it by its contents; None: do not identify it.
         teacher_checksum: checksum of the weights of the teacher; None without one.
-        may_change: whether the recipe may differ from that of a run that resumes in the fields `RESUMABLE`.
+        may_change: whether the recipe may differ from that of a run that resumes in the fields `RESUMABLE`, and the
+            checkpoints may be another trainer's.
         is_main: whether this is the main process of the run.
 
     Attributes:
@@ -87,6 +93,7 @@ class RunFolder:
         data: dict[str, Any],
         *,
         name: str = "",
+        trainer: str | None = None,
         may_change: bool = False,
         source: Dataset | None = None,
         teacher_checksum: str | None = None,
@@ -97,12 +104,14 @@ class RunFolder:
         self.records: list[Record] = []
         self.warnings: list[str] = []
         self.changes: list[str] = []
-        self._is_main, self._began, self._may_change = is_main, time.monotonic(), may_change
+        self.may_change, self._is_main, self._began = may_change, is_main, time.monotonic()
         self._tensorboard, self._project = recipe.tensorboard, recipe.wandb
         self._events: EventWriter | None = None
         self._wandb: Any = None
         self._identity: fingerprint.Fingerprint | None = None  # of the data, if data.json is to be written
         text = {"name": name, "recipe": recipe_to_json(recipe), "model": dataclasses.asdict(config), "data": data}
+        if trainer is not None:
+            text[TRAINER] = trainer
         if teacher_checksum is not None:
             text["teacher"] = {"checksum": teacher_checksum}
         self._config = json.loads(json.dumps(text))
@@ -114,6 +123,8 @@ class RunFolder:
         self._lock = Lock(path)
         try:
             _refuse_other_than_files(path)
+            with convert_write_errors(path, path):
+                settle_converted(checkpoints_folder(path))
             if not self._lock.is_supported:
                 self.warnings.append(f"{path} is on a file system without locks: make sure that no other trainer uses it")
             self._write_description(path, source, recipe)
@@ -189,9 +200,9 @@ class RunFolder:
         flat = (ADDED | flatten(each) for each in (self._config, saved))
         mine, theirs = ({name: value for name, value in each.items() if name.startswith(prefix)} for each in flat)
         resumable = {f"recipe.{name}" for name in RESUMABLE}
-        if names := differing(theirs, mine, NOT_COMPARED | (resumable if self._may_change else set())):
+        if names := differing(theirs, mine, NOT_COMPARED | (resumable if self.may_change else set())):
             hint = f"; --resume {self.path} accepts this change" if resumable.issuperset(names) else ""
-            if self._may_change:
+            if self.may_change:
                 hint = f"; --init {self.path} starts a new run from its weights"
             raise self._other_run_error(describe_differences(names, theirs, mine), hint)
 
@@ -209,7 +220,7 @@ class RunFolder:
 
     def _record_changes(self, path: Path, recipe: Recipe) -> None:
         """Add the fields of the recipe that `--resume` changes to the lineage in config.json."""
-        lineage = extended_lineage(path, recipe)
+        lineage = extended_lineage(path, recipe, self._config.get(TRAINER))
         if lineage:
             self._config["lineage"] = lineage
         self.changes = describe_changes(lineage)

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from train.loop.checkpoint_folder import replaced_folder
-from train.loop.lineage import Lineage, extend_lineage
+from train.checkpoints.trainers import trainer_of
+from train.loop.checkpoint_folder import converted_folder, replaced_folder
+from train.loop.lineage import TRAINER, Lineage, extend_lineage
 from train.loop.metrics_file import Record
 from train.recipes import Recipe, parse_recipe, recipe_to_json
 from train.recipes.fields import to_json
@@ -117,8 +118,10 @@ def best_weights(place: str) -> tuple[str, str]:
     return place, ""
 
 
-def extended_lineage(path: Path, recipe: Recipe) -> Lineage:
-    """Return the changes of the recipe of the run in a folder, the first one first, with those of `recipe` at last.
+def extended_lineage(path: Path, recipe: Recipe, trainer: str | None = None) -> Lineage:
+    """Return the changes of the run in a folder, the first one first, with those of a recipe and a trainer at last.
+
+    trainer: None for the run's own.
 
     It is empty if the folder holds no run, or if nothing has changed.
 
@@ -129,8 +132,11 @@ def extended_lineage(path: Path, recipe: Recipe) -> Lineage:
         return []
     before = {name.removeprefix("recipe."): value for name, value in ADDED.items()} | saved["recipe"]
     step = max(_checkpoint_steps(path), default=0)
+    was = saved.get(TRAINER) or trainer_of(checkpoints_folder(path)) or trainer  # older versions recorded none
     try:
-        return extend_lineage(saved.get("lineage", []), before, recipe_to_json(recipe), step)
+        return extend_lineage(
+            saved.get("lineage", []), before, recipe_to_json(recipe), (str(was), trainer or str(was)), step
+        )
     except InputError as error:
         raise InputError(f"{path / 'config.json'} has {error}") from None
 
@@ -149,7 +155,8 @@ def checkpoints_folder(path: Path) -> Path:
 
 
 def _checkpoint_steps(path: Path) -> set[int]:
-    """Return the steps of the complete checkpoints of a run, under their names or set aside while another replaced them."""
+    """Return the steps of the complete checkpoints of a run, under their names or set aside while others replaced them."""
     checkpoints = checkpoints_folder(path)
-    folders = [folder for folder in (checkpoints, replaced_folder(checkpoints)) if folder.is_dir()]
+    newest = checkpoints if checkpoints.exists() else converted_folder(checkpoints)
+    folders = [folder for folder in (newest, replaced_folder(checkpoints)) if folder.is_dir()]
     return {int(each.name) for folder in folders for each in folder.iterdir() if each.name.isdecimal()}

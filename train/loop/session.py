@@ -119,12 +119,12 @@ def _train_in_folder(prepared: PreparedRun, make_engine: EngineFactory, dry_run_
         if dry_run_of is not None and dry_run_of.recipe.run:
             real = prepared._replace(request=dry_run_of)
             # Not as the main process, which would make the folder.
-            _run_folder(real, Path(dry_run_of.recipe.run), is_main=False).check(dry_run_of.recipe)
+            _run_folder(real, Path(dry_run_of.recipe.run), engine.trainer, is_main=False).check(dry_run_of.recipe)
         workers = default_workers(source) if recipe.workers is None else recipe.workers
         train_loader, held_out_loader = _make_loaders(prepared, engine, workers)
         with (
             Interruption(engine_handles_sigterm=engine.is_distributed) as stop,
-            _run_folder(prepared, path, is_main=engine.is_main) as run,
+            _run_folder(prepared, path, engine.trainer, is_main=engine.is_main) as run,
         ):
             console = Terminal(quiet=not engine.is_main)
             display = ProgressDisplay(
@@ -139,7 +139,7 @@ def _train_in_folder(prepared: PreparedRun, make_engine: EngineFactory, dry_run_
             return _fit(prepared, loop, console)
 
 
-def _run_folder(prepared: PreparedRun, path: Path, *, is_main: bool) -> RunFolder:
+def _run_folder(prepared: PreparedRun, path: Path, trainer: str, *, is_main: bool) -> RunFolder:
     """Return the folder of a run at a path."""
     request, source = prepared.request, prepared.request.source
     counts = {"train": len(source.train), "held_out": len(source.held_out)}
@@ -149,6 +149,7 @@ def _run_folder(prepared: PreparedRun, path: Path, *, is_main: bool) -> RunFolde
         prepared.config,
         {"task": prepared.task, **counts, "classes": list(source.classes)},
         name=request.name,
+        trainer=trainer,
         may_change=request.may_change,
         source=source,
         teacher_checksum=prepared.teacher.checksum if prepared.teacher else None,

@@ -3,12 +3,12 @@
 from itertools import takewhile
 from typing import Any
 
-from train.loop.lineage import CHANGEABLE, Lineage, flatten
+from train.loop.lineage import CHANGEABLE, TRAINER, Lineage, flatten
 from train.loop.saved_run import ADDED
 from train.recipes.fields import describe_difference
 
 # Fields of config.json that may differ when a run resumes, or that are compared otherwise.
-NOT_COMPARED = {"name", "id", "lineage", *(f"recipe.{name}" for name in CHANGEABLE)}
+NOT_COMPARED = {"name", "id", "lineage", TRAINER, *(f"recipe.{name}" for name in CHANGEABLE)}
 _MISSING = "not there"  # in place of the value of a field that config.json lacks
 
 Settings = dict[str, Any]

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,17 +26,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from parity.checkpoints.containers import safetensors, zarr
-from parity.checkpoints.containers.budget import Budget
-from train.loop.checkpoint_folder import MARKERS, CheckpointFolder, JSONCheck, remove_checkpoint
+from parity.checkpoints.containers import safetensors
+from train.checkpoints.shard_files import JSON_FILE, VERSION, check_files, json_checksum, read_json
+from train.loop.checkpoint_folder import CheckpointFolder, JSONCheck, remove_checkpoint
 from train.loop.process import lost_process_error
 from train.torch.runtime import is_of_lost_process
 from train.torch.sharding import local
-from vit_spec import InputError, bounded_json
+from vit_spec import InputError
 
-VERSION = 1  # of the content of a checkpoint; increase it when the structure of the training state changes
-JSON_FILE = MARKERS["train.torch"]
-MAX_JSON_BYTES = 1 << 28
 PARTIAL = ".partial"  # ends the name of the folder of a checkpoint that is being written or removed
 
 Tensors = Mapping[str, Tensor]
@@ -165,7 +161,7 @@ class CheckpointStore:
 
     def _read_rank(self, step: int) -> float | None:
         try:
-            rank = _read_json(self._folder.path / str(step))["rank"]
+            rank = read_json(self._folder.path / str(step))["rank"]
         except (InputError, OSError, ValueError):  # reported when the checkpoint is read
             return None
         return rank if isinstance(rank, float | int) else None
@@ -213,14 +209,14 @@ class CheckpointStore:
         """Return snapshot and loop state of a checkpoint; or None, and why it is damaged."""
         path = self._folder.path / str(step)
         try:
-            content = _read_json(path)
+            content = read_json(path)
             self._folder.check_version(step, content["version"], VERSION)
             if content["step"] != step:  # a copy under another name
                 raise ValueError(f"its content is that of step {content['step']}")
             if check is not None:
                 check(step, content["loop"])
             _check_content(content, target)
-            _check_files(path, content["checksums"], self._process, self._count)
+            check_files(path, content["checksums"], self._process, self._count)
             reason = ""
         except Exception as error:  # damaged files raise too many kinds of exceptions to list
             reason = self._folder.damage_of(step, error)
@@ -261,7 +257,7 @@ def _copy_to_cpu(tensor: Tensor) -> Tensor:
 def _checksums(path: Path, tensors: Tensors) -> dict[str, Any]:
     """Return the checksums of the header of a shard, and of the tensors in it as they are in memory."""
     contents = safetensors.CONTAINER.open(path)
-    header = _json_checksum(contents.metadata)
+    header = json_checksum(contents.metadata)
     return {"header": header, "tensors": {key: _checksum(local(tensors[key])) for (key,) in contents.arrays}}
 
 
@@ -283,57 +279,13 @@ def _check_content(content: dict[str, Any], target: Snapshot) -> None:
             raise ValueError(f"{name} is {' '.join(map(str, found[name]))}, expected {' '.join(map(str, kind))}")
 
 
-def _check_files(path: Path, checksums: Any, process: int, count: int) -> None:
-    """Raise ValueError if the files of a checkpoint are not those that were written, byte for byte.
-
-    The headers are parsed by the strict reader of `parity` before torch sees them.  Each of `count` processes reads its
-    part of the files.
-    """
-    try:
-        zarr.scan_files(path, Budget())  # no pipe, device or hole
-        if {file.name for file in path.iterdir()} != {*checksums, JSON_FILE}:
-            raise ValueError("files are missing, or there are others")
-        for file, sums in [*checksums.items()][process::count]:
-            contents = safetensors.CONTAINER.open(path / file)
-            if {key for (key,) in contents.arrays} != sums["tensors"].keys():
-                raise ValueError(f"{file} has other tensors")
-            if _json_checksum(contents.metadata) != sums["header"]:
-                raise ValueError(f"the checksum of the header of {file} is wrong")
-            for (key,), array in contents.arrays.items():
-                if zlib.crc32(array.read(0, array.size).view(np.uint8).data) != sums["tensors"][key]:
-                    raise ValueError(f"the checksum of {key} is wrong")
-    except InputError as error:
-        raise ValueError(str(error).rpartition(": ")[0].replace(f"{path}/", "")) from None
-
-
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     """Write an object with its checksum, and wait until it is on the disk."""
     with path.open("x") as file:
-        json.dump({"checksum": _json_checksum(content), "content": content}, file)
+        json.dump({"checksum": json_checksum(content), "content": content}, file)
         file.flush()
         os.fsync(file.fileno())
     _sync(path.parent)
-
-
-def _read_json(folder: Path) -> dict[str, Any]:
-    """Return the object that `_write_json` wrote.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is damaged.
-    """
-    try:
-        found = bounded_json.read_object(folder / JSON_FILE, max_bytes=MAX_JSON_BYTES, allow_nan=True)
-    except InputError:
-        found = {}
-    content = found.get("content")
-    if not isinstance(content, dict) or found.get("checksum") != _json_checksum(content):
-        raise ValueError("its metadata cannot be read")
-    return content
-
-
-def _json_checksum(content: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def _sync(folder: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 import parity
 import vit_torch
 from parity.checkpoints.weights import Checkpoint
+from train.checkpoints.training_state import TrainingState, without_placeholders
 from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
 from train.loop import heartbeat
@@ -56,9 +57,12 @@ class TorchEngine:
     `train.loop.engine.Engine` describes its members, and `EngineFactory` its arguments.
 
     Attributes:
+        config: the model.
         mesh: the processes by axis.
         state: what a step changes besides the weights and the optimizer's state.
     """
+
+    trainer = "train.torch"
 
     def __init__(
         self,
@@ -293,6 +297,23 @@ class TorchEngine:
         rank = checkpoint_rank(self._task, loop_state)
         self._checkpoint_store.save(step, self._snapshot(), loop_state.to_json(), rank=rank)
 
+    def adopt(self, state: TrainingState, loop_state: LoopState, folder: Path) -> None:
+        """Take over the training state of a checkpoint of `train.jax`, and write it to a checkpoint in another folder."""
+        tensors, parts = self._tensors(), dict[str, dict[str, Tensor]]()
+        for name, (_, entries) in tensors.items():
+            part, _, key = name.partition(".")
+            parts.setdefault(part, {})[key] = entries
+        for part, found in without_placeholders(parts, self.config, "torch").items():
+            for key, entries in found.items():
+                place, whole = tensors[f"{part}.{key}"][0], torch.from_numpy(state.array(part, key, "torch", entries.dtype))
+                with torch.no_grad():  # factored moments are the same in all processes
+                    entries.copy_(place.own(whole) if entries.shape == place.entries.shape else whole)
+        self._set_numbers(state.step, state.updates, state.sound)
+        store = CheckpointStore(folder, keep=2)
+        rank = checkpoint_rank(self._task, loop_state)
+        store.save(state.step, self._snapshot(), loop_state.to_json(), rank=rank)
+        store.close()
+
     def restore_checkpoint(
         self, step: int | None = None, *, check: CheckpointCheck | None = None
     ) -> RestoredCheckpoint | None:
@@ -311,10 +332,12 @@ class TorchEngine:
                 saved = local(snapshot.tensors[name])
                 # Factored moments are the same in all processes.
                 entries.copy_(place.part(saved) if entries.shape == place.entries.shape else saved)
-        numbers = snapshot.numbers
-        self._optimizer.updates.fill_(numbers["updates"])
-        self.state = self.state._replace(step=step, sound=torch.full_like(self.state.sound, numbers["sound"]))
+        self._set_numbers(step, **snapshot.numbers)
         return RestoredCheckpoint(step, parse_loop_state(self._task, saved_state))
+
+    def _set_numbers(self, step: int, updates: int, sound: int) -> None:
+        self._optimizer.updates.fill_(updates)
+        self.state = self.state._replace(step=step, sound=torch.full_like(self.state.sound, sound))
 
     def _tensors(self) -> dict[str, tuple[Placement, Tensor]]:
         """Return the tensors of the training state by names that begin with those of the parts.
@@ -343,6 +366,10 @@ class TorchEngine:
             self._profiler.start()
         elif self._profiler is not None:
             self._profiler.stop()
+
+    def synchronize(self) -> None:
+        """Wait until all processes of the run have called this method."""
+        self.mesh.synchronize()
 
     def should_stop(self) -> bool:
         """Return whether all processes stop after this step because one received SIGTERM; called in each process."""

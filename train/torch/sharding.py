@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import vit_torch
@@ -109,6 +109,11 @@ class ProcessMesh:
             fully_shard(block, **options)
         fully_shard(model, **options)
         return model
+
+    def synchronize(self) -> None:
+        """Wait until all processes have called this method."""
+        if self._mesh is not None:
+            dist.barrier()
 
     def reshard(self, model: nn.Module) -> None:
         """Free what a forward pass without a backward pass has gathered.
@@ -281,6 +286,14 @@ class Placement:
         if self.dim is None or self.shard is None or self.group is None:
             return entries
         return tensor_parallel.part_of(entries, self.shard, self.dim, self.index, self.group.size())
+
+    def own(self, whole: Tensor) -> Tensor:
+        """Return the entries of this process, from all entries of a tensor."""
+        part = self.part(whole.to(self.entries.device))
+        if not isinstance(self.parameter, DTensor):
+            return part
+        mesh, placements = self.parameter.device_mesh, self.parameter.placements
+        return local(distribute_tensor(part, mesh, placements, src_data_rank=None))
 
     def full(self, entries: Tensor) -> Tensor:
         """Return all entries of a tensor, from those on this process."""

@@ -6,13 +6,13 @@ https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/metada
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -148,10 +148,21 @@ class _Chunk:
         return tensor
 
 
-class _ShardedArray(StoredArray):
+class Chunk(Protocol):
+    """A chunk of a tensor: the index of its first element on each axis, its lengths, and its elements."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]: ...
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+    @property
+    def array(self) -> StoredArray: ...
+
+
+class ShardedArray(StoredArray):
     """A tensor in chunks; a chunk is opened when some of its elements are read."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: list[_Chunk]) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: Sequence[Chunk]) -> None:
         self.shape, self.dtype, self.chunks = shape, dtype, chunks
 
     def read(self, start: int, stop: int) -> Array:
@@ -205,7 +216,7 @@ def _parse_metadata(path: Path, state: dict[str, Any], budget: Budget) -> Conten
             file_slice = _find_chunk(path, name, storage_infos.get((name, _offsets_key(offsets))), files)
             chunks.append(_Chunk(name, offsets, sizes, dtype, file_slice))
         _check_tiling(path, name, shape, chunks, budget)
-        arrays[key_path] = _ShardedArray(shape, dtype, chunks)
+        arrays[key_path] = ShardedArray(shape, dtype, chunks)
     return Contents("dcp", arrays, metadata)
 
 

@@ -27,6 +27,7 @@ import parity
 import vit_spec
 from parity.comparison.reproducible_init import weights
 from tests import ROOT
+from train.checkpoints.training_state import TrainingState
 from train.cli import main
 from train.data.batches import Batch
 from train.data.sources import open_dataset
@@ -38,7 +39,7 @@ from train.loop.request import Request
 from train.loop.session import train
 from train.loop.write_files import convert_write_errors
 from train.recipes import Model, Optimizer, Recipe
-from vit_spec import InputError, bounded_json
+from vit_spec import InputError, ViTConfig, bounded_json
 from vit_spec.cost import training_flops
 
 pytestmark = pytest.mark.usefixtures("rendered_once")
@@ -69,12 +70,17 @@ class PendingArray:
 class FakeEngine:
     """An engine that computes nothing."""
 
+    trainer = "train.fake"
     is_distributed, is_main, hardware, peak_flops, replication_note, has_ema = False, True, "no device", 1e12, "", True
 
     def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
         self.__config, self.__batch_size = config, recipe.batch_size
         self.__folder, self.__learning_rate = options["folder"], options["learning_rate"]
         self.__step = 0
+
+    @property
+    def config(self) -> ViTConfig:
+        return self.__config
 
     @property
     def batch_rows(self) -> np.ndarray:
@@ -117,6 +123,12 @@ class FakeEngine:
 
     def profile(self, folder: Path | None) -> None:
         raise AssertionError("no recipe of these tests profiles")
+
+    def adopt(self, state: TrainingState, loop_state: LoopState, folder: Path) -> None:
+        raise AssertionError("no run of these tests is another trainer's")
+
+    def synchronize(self) -> None:
+        pass
 
     def should_stop(self) -> bool:
         return False

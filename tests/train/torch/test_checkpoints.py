@@ -15,6 +15,7 @@ pytest.importorskip("safetensors")
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from train.checkpoints import shard_files
 from train.loop.checkpoint_folder import CheckpointFolder
 from train.torch import checkpoints
 from train.torch.checkpoints import CheckpointStore, Snapshot
@@ -109,9 +110,9 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}
     change(tensors)
     save_file(tensors, shard(path), metadata)
-    content = checkpoints._read_json(path)
+    content = shard_files.read_json(path)
     sums = {"tensors": {name: checkpoints._checksum(each) for name, each in tensors.items()}}
-    content["checksums"] = {shard(path).name: {"header": checkpoints._json_checksum(metadata), **sums}}
+    content["checksums"] = {shard(path).name: {"header": shard_files.json_checksum(metadata), **sums}}
     content["tensors"] = {name: checkpoints._kind(each) for name, each in tensors.items()}
     write_content(path, content)
 
@@ -174,11 +175,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "it has another tensor, x",
     ),
     "a number that is a list": (
-        lambda path: write_content(path, {**checkpoints._read_json(path), "numbers": {"updates": [], "sound": 1}}),
+        lambda path: write_content(path, {**shard_files.read_json(path), "numbers": {"updates": [], "sound": 1}}),
         "its metadata is not that of a run",
     ),
     "the content of another step": (
-        lambda path: write_content(path, {**checkpoints._read_json(path), "step": 3}),
+        lambda path: write_content(path, {**shard_files.read_json(path), "step": 3}),
         "its content is that of step 3",
     ),
 }
@@ -210,7 +211,7 @@ def test_checkpoints_that_are_all_damaged_are_refused_and_stay(tmp_path: Path) -
 def test_a_newer_version_is_refused_and_not_moved(tmp_path: Path) -> None:
     saved(tmp_path / "c", 3, 12)
     path = tmp_path / "c" / "12"
-    write_content(path, {**checkpoints._read_json(path), "version": 7})
+    write_content(path, {**shard_files.read_json(path), "version": 7})
     with pytest.raises(InputError, match=r"of step 12 .* has version 7, and this package reads versions up to 1: update"):
         CheckpointStore(tmp_path / "c", keep=9).restore_newest(snapshot())
     assert path.is_dir()
@@ -236,7 +237,7 @@ def test_checkpoints_of_the_other_trainer_are_refused(trainer: str, other: str, 
     marker = {"train.jax": "_CHECKPOINT_METADATA", "train.torch": "checkpoint.json"}[other]
     (checkpoint / marker).write_text("{}")
     with pytest.raises(
-        InputError, match=rf"are those of {other}: resume with python -m {other}, or give --run a new folder"
+        InputError, match=rf"are those of {other}: resume with python -m {other}, or continue the run here with --resume"
     ):
         CheckpointFolder(folder, trainer)
     assert checkpoint.is_dir()
