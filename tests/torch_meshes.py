@@ -19,6 +19,7 @@ import torch
 import vit_spec
 import vit_torch
 from parity.checkpoints.weights import Checkpoint, as_checkpoint
+from train.checkpoints import shard_files
 from train.data.augment import Mix
 from train.data.batches import Batch
 from train.loop.loop_state import LoopState
@@ -163,7 +164,18 @@ def resume(mesh: str, folder: Path, name: str) -> list[Any]:
     engine = make_run(name, mesh, folder)
     restored = engine.restore_checkpoint()
     assert restored is not None and restored[0] == STEPS - 1
+    check_adoption(engine, folder / name / str(STEPS - 1), folder / f"{name}, adopted")
     return [train(engine, STEPS - 1, STEPS), weights(engine)]
+
+
+def check_adoption(engine: TorchEngine, checkpoint: Path, folder: Path) -> None:
+    """Assert that an engine takes over the state that it has restored, as if the checkpoint were another trainer's."""
+    tensors = {name: entries for name, (_, entries) in engine._tensors().items()}
+    restored = {name: entries.clone() for name, entries in tensors.items()}
+    for entries in tensors.values():
+        entries.zero_()
+    engine.adopt(shard_files.read_state(checkpoint, engine.config), LOOP_STATE, folder)
+    assert all(torch.equal(entries, restored[name]) for name, entries in tensors.items())
 
 
 def main(folder: str, *meshes: str) -> None:

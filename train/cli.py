@@ -190,7 +190,8 @@ def _make_parser(module: str, name: str, recipe: Recipe) -> Parser:
     )
     # `main` and `parse_request` have removed these flags; here they are for the help, and for suggestions of similar flags.
     command.add_argument("--config", metavar="NAME", help=f"the recipe; here {name}")
-    text = "resume the run in FOLDER, with its recipe; --epochs, --patience and rates may change, see docs/guides/resume.md"
+    text = "resume the run in FOLDER, also one of the other trainer, with its recipe; --epochs, --patience and rates may "
+    text += "change, see docs/guides/resume.md"
     command.add_argument("--resume", metavar="FOLDER", help=text)
     command.add_argument("--list", action="store_true", help="list all recipes")
     command.add_argument(

@@ -68,6 +68,7 @@ def read_state(path: Path, config: ViTConfig) -> TrainingState:
     """
     if damage := find_damage(path):
         raise ValueError(damage)
+    check_tree(path)
     metadata, arrays = _read_metadata(path), orbax.open_(path / "state").arrays
     expected = {_parse_keystr(name): checksum for name, checksum in metadata["digest"].items()}
     if lacking := expected.keys() ^ arrays.keys():
