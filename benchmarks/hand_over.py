@@ -2,8 +2,8 @@
 
 Run `python -m benchmarks.hand_over [--config vit_s16] [--steps 200] [--every 25] [--dtype float64]`.  It prints the table
 of docs/guides/resume.md.  The runs are those of `benchmarks.twin_runs`: one of `train.jax`, one of `train.torch`, and one
-of `train.torch` whose weights are changed by one unit in the last place after each step.  The fourth begins with `train.jax`
-and changes its trainer every 25 steps, by way of a checkpoint.
+of `train.torch` whose weights are changed by one unit in the last place after each step.  The fourth begins with
+`train.jax` and changes its trainer every 25 steps, by way of a checkpoint.
 """
 
 import argparse
