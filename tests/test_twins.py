@@ -1,5 +1,7 @@
 """The twins compute the same function (G0, float64) with equal accuracy (G1, float32): see `parity.comparison.twins`."""
 
+import itertools
+import math
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
@@ -25,6 +27,7 @@ from tests.random_configs import RESAMPLING, config_of_choices, configs
 from tests.twins import NO_KERNEL_FUSION, perturbed_params, random_images, small_config, small_models
 from vit_jax import layers as jax_layers
 from vit_spec import InputError, ViTConfig
+from vit_spec.positions import TABLES
 from vit_torch import layers as torch_layers
 
 # Each program runs once, so it is compiled with few optimizations; XLA still fuses operations.  benchmarks/full_size.py
@@ -121,7 +124,7 @@ def missing_values(configs: list[ViTConfig]) -> list[str]:
     missing = []
     for name, hint in dotted_fields(ViTConfig):
         found = {attrgetter(name)(config) for config in configs}
-        if typing.get_origin(hint) is typing.Literal or hint is bool:
+        if is_choice(hint):
             wanted = (True, False) if hint is bool else typing.get_args(hint)
             missing += [f"{name}={value!r}" for value in wanted if value not in found]
         elif type(None) in typing.get_args(hint):
@@ -138,6 +141,10 @@ def dotted_fields(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from dotted_fields(hint, f"{name}.") if name not in NOT_DRAWN else ()
         elif prefix + name not in NOT_DRAWN:
             yield prefix + name, hint
+
+
+def is_choice(hint: Any) -> bool:
+    return typing.get_origin(hint) is typing.Literal or hint is bool
 
 
 def test_random_configs_have_every_choice_of_the_config() -> None:
@@ -157,6 +164,64 @@ def test_random_configs_have_every_choice_of_the_config() -> None:
 )
 def test_a_choice_that_random_configs_lack_is_reported(has_value: Callable[[ViTConfig], Any], missing: list[str]) -> None:
     assert missing_values([config for config in drawn_configs() if not has_value(config)]) == missing
+
+
+# Values that no random config has, and that a field needs to change what a model computes.
+FURTHER_VALUES: dict[str, tuple[Any, ...]] = {"positions.table": TABLES, "positions.relative_dim": (6,)}
+
+
+@pytest.mark.parametrize(("name", "hint"), list(dotted_fields(ViTConfig)))
+def test_every_field_changes_what_the_pytorch_twin_computes(name: str, hint: Any) -> None:
+    """The JAX twin reads the same fields: tests/test_skeleton.py.  Every two choices of a field are different functions."""
+    values = {attrgetter(name)(config) for config in drawn_configs()} | {*FURTHER_VALUES.get(name, ())}
+    same = [pair for pair in itertools.combinations(sorted(values, key=repr), 2) if not changes_function(name, *pair)]
+    assert not same if is_choice(hint) else len(same) < math.comb(len(values), 2), f"{name}: no model differs by {same}"
+
+
+def test_a_field_that_the_pytorch_twin_does_not_read_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert changes_function("mlp.activation", "gelu", "relu")
+    monkeypatch.setattr("vit_torch.model.activation", lambda x, kind: torch_layers.activation(x, "gelu"))
+    assert not changes_function("mlp.activation", "gelu", "relu")
+
+
+def changes_function(name: str, value: Any, other: Any) -> bool:
+    """Return whether two values of a field give a random config other parameters or other outputs."""
+    for config in drawn_configs()[:50]:
+        try:
+            pair = [with_value(config, name, each) for each in (value, other)]
+        except InputError:
+            continue
+        models = [vit_torch.ViT(each).eval() for each in pair]
+        one, two = ({key: tensor.shape for key, tensor in model.state_dict().items()} for model in models)
+        if one != two or not np.array_equal(*(random_outputs(model, pair) for model in models)):
+            return True
+    return False
+
+
+def with_value(config: ViTConfig, name: str, value: Any) -> ViTConfig:
+    """Return a config with another value of a field; `relative_dim` follows `relative`, which determines if it is None."""
+    follows = {"positions.relative_dim": 5 if value == "mlp" else None} if name == "positions.relative" else {}
+    return config.with_fields({name: value, **follows})
+
+
+def random_outputs(model: vit_torch.ViT, pair: list[ViTConfig]) -> np.ndarray | None:
+    """Return the outputs for images of another size, with random parameters; None if the model refuses the images.
+
+    The images fit the patches unless one of the pair of configs pads or crops.
+    """
+    random = torch.Generator().manual_seed(0)
+    height, width = (pair[0].patch_size[0] * 4, pair[0].patch_size[1] * 2)
+    if pair[0].positions.relative != "none":
+        height, width = pair[0].image_size
+    if any(config.tokens.pad or config.tokens.crop for config in pair):
+        height += 1
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=random))
+        try:
+            return model(torch.randn(2, pair[0].in_channels, height, width, generator=random)).numpy()
+        except InputError:
+            return None
 
 
 def test_an_imprecise_twin_fails_only_g1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adafactor": {"accumulate": 1},
     "muon": {"accumulate": 1},
 }
+# Optimizers whose update does not shrink with the gradient.  Where the gradient is zero, as that of key biases is, rounding
+# errors determine the update.
+SCALE_FREE = ("lion", "adafactor")
 RESUMED = ("all parameters", "adafactor", "muon")  # the last two have moments of other shapes than the parameters
 
 

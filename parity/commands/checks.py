@@ -148,10 +148,13 @@ def _record(args: argparse.Namespace) -> int:
         recorded = golden.record(model, args.file, seed=args.seed, force=args.force, progress=progress)
     size = Path(args.file).stat().st_size
     if args.json:
-        print_json("parity.golden-record/1", {"file": args.file, "tensor_count": len(recorded.tensors), "bytes": size})
+        facts = {"file": args.file, "tensor_count": len(recorded.tensors), "bytes": size}
+        print_json("parity.golden-record/1", {**facts, "unjudged": [each.facts() for each in recorded.unjudged]})
     else:
         description = describe_checkpoint(model) if isinstance(model, Checkpoint) else ()
-        print_lines(*description, f"{args.file}: {len(recorded.tensors)} tensors, {size:,} bytes")
+        print_lines(
+            *description, *map(str, recorded.unjudged), f"{args.file}: {len(recorded.tensors)} tensors, {size:,} bytes"
+        )
     return 0
 
 

@@ -202,6 +202,10 @@ class Unjudged:
         why = f"since {PERTURBATION_ROUNDOFFS} unit roundoffs at each operation change it {change} {where}"
         return cls(dtype, tuple(errors), why)
 
+    def facts(self) -> dict[str, Any]:
+        """Return the fields and the text for JSON."""
+        return {**asdict(self), "text": str(self)}
+
     def __str__(self) -> str:
         more = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
         return f"not judged in {self.dtype}: {self.names[0]}{more}, {self.why}"
@@ -343,7 +347,7 @@ class Report:
                 "bisection": asdict(self.bisection) if self.bisection else None,
                 "tolerances": self.describe_tolerances(),
                 "largest_part_difference": self.largest_part_error,
-                "unjudged": [{**asdict(each), "text": str(each)} for each in self.unjudged],
+                "unjudged": [each.facts() for each in self.unjudged],
                 "outputs": {name: asdict(each) for name, each in self.outputs.items()},
                 "tensors": [measure.facts() for measure in self.measures],
                 "training": self.training.facts() if self.training else None,

@@ -163,7 +163,10 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="the folder in PARITY_PROOFS")
     given = parser.parse_args()
     if given.folder:
-        proofs = merge_proofs(json.loads(PROOFS.read_text()), collect_proofs(given.folder))
+        found = collect_proofs(given.folder)
+        if not found:
+            raise SystemExit(f"{given.folder} has no recorded proofs: give the folder in PARITY_PROOFS of a run")
+        proofs = merge_proofs(json.loads(PROOFS.read_text()), found)
         PROOFS.write_text(json.dumps(proofs, indent=2) + "\n")
     PAGE.write_text(formats_page(json.loads(PROOFS.read_text())))
 

@@ -24,6 +24,7 @@ from parity.comparison.any_model.names import numbers, similarity, unquote_key, 
 from parity.comparison.any_model.parameters import Axes
 from parity.comparison.any_model.rules import SQUARE, SQUARE_AS_IT_IS, SQUARE_REVERSED
 from vit_spec import InputError
+from vit_spec.printable import printable
 
 Arrays = Mapping[str, Array]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -254,7 +255,8 @@ class Correspondence:
             for pair in self.pairs
         ]
         lines += [f"  {zero}" for zero in self.zeros]
-        return "\n".join([*lines, *(f"  {key}: {why}" for key, why in self.skipped.items())])
+        lines += [f"  {key}: {why}" for key, why in self.skipped.items()]
+        return "\n".join(map(printable, lines))
 
 
 def match(

@@ -12,6 +12,7 @@ from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.any_model.trace.tables import Table
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget
 from vit_spec.finite_json import replace_non_finite
+from vit_spec.printable import printable
 
 Tensors = dict[str, Array]  # outputs, "loss" and gradients by name
 
@@ -49,6 +50,11 @@ class TensorRow:
     budget: ErrorBudget
     flax: float | None = None
     torch: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The name without line breaks and control characters, which the name of a parameter may have."""
+        return printable(self.name)
 
 
 @dataclass(frozen=True)
@@ -107,12 +113,12 @@ class PairReport:
         row = self.first
         if row is None:
             worst = max(self.rows, key=lambda row: row.difference)
-            return f"PASS: {len(self.rows)} tensors agree to {worst.difference:.1e} in float64 ({worst.name})"
+            return f"PASS: {len(self.rows)} tensors agree to {worst.difference:.1e} in float64 ({worst.label})"
         if row.same_function:
             errors = f"relRMS {row.flax:.1e} in flax and {row.torch:.1e} in torch"
-            return f"FAIL G1, the same precision: the errors of {row.name} in float32 are {errors}"
+            return f"FAIL G1, the same precision: the errors of {row.label} in float32 are {errors}"
         return (
-            f"FAIL G0, the same function: {row.name} differs by {row.difference:.1e} in float64 "
+            f"FAIL G0, the same function: {row.label} differs by {row.difference:.1e} in float64 "
             f"(tolerance {FLOAT64_TOLERANCE:.0e})"
         )
 
@@ -157,19 +163,17 @@ class PairReport:
         return dict(replace_non_finite(found))
 
     def __str__(self) -> str:
-        return "\n".join(
-            [
-                self.verdict,
-                *self._failure_lines(),
-                *(f"note: {note}" for note in self.notes),
-                *self._fixed_part_lines(),
-                *self._table_lines(),
-                *(f"  {name}: {why}" for name, why in self.skipped_outputs.items()),
-                "parameters (flax <-> torch):",
-                str(self.correspondence),
-                f"versions: {', '.join(f'{name} {version}' for name, version in self.environment.items())}",
-            ]
-        )
+        lines = [
+            self.verdict,
+            *self._failure_lines(),
+            *(f"note: {note}" for note in self.notes),
+            *self._fixed_part_lines(),
+            *self._table_lines(),
+            *(f"  {name}: {why}" for name, why in self.skipped_outputs.items()),
+            "parameters (flax <-> torch):",
+        ]
+        versions = f"versions: {', '.join(f'{name} {version}' for name, version in self.environment.items())}"
+        return "\n".join([*map(printable, lines), str(self.correspondence), versions])
 
     def _failure_lines(self) -> Iterator[str]:
         """Yield lines that explain a failure."""
@@ -198,12 +202,12 @@ class PairReport:
         single = [row for row in self.rows if row.name.startswith(GRADIENT_OF)]
         worst = sorted(single, key=lambda row: -row.difference)[:MAX_SHOWN_GRADIENTS]
         shown = [row for row in self.rows if row not in single or row in worst]
-        width = max(len(row.name) for row in shown)
+        width = max(len(row.label) for row in shown)
         has_float32 = self.level == "precision"
         yield f"relRMS between flax and torch in float64{', and of each in float32 from float64' if has_float32 else ''}:"
         yield f"  {'tensor':{width}}   float64{'  flax f32 torch f32' if has_float32 else ''}"
         for row in shown:
             errors = (f"  {error:8.1e}" for error in (row.flax, row.torch) if error is not None)
-            yield f"  {row.name:{width}}  {row.difference:8.1e}{''.join(errors)}"
+            yield f"  {row.label:{width}}  {row.difference:8.1e}{''.join(errors)}"
         if hidden := len(single) - len(worst):
             yield f"  not shown: {hidden} gradients with smaller differences in float64"

@@ -4,7 +4,7 @@ In float64 the tolerance is 1e-12, as in G0; the errors of unchanged frameworks 
 float32, another processor, or another version that adds in another order, makes other rounding errors of the same size.  So
 the error now and the recorded error are compared as G1 compares the errors of the twins.  The larger may be at most twice
 the smaller, times a factor for chance that depends on the number of entries, plus a tenth of 5e-6.  All gradients are
-tested as one vector.
+tested as one vector.  A tensor that had NaN or infinities in float32 when it was recorded is not tested in float32.
 """
 
 import math
@@ -94,7 +94,8 @@ class Verification:
         """One line with PASS, or with FAIL, the changed frameworks, their first tensor, and the versions then and now."""
         if self.passed:
             worst = ", ".join(f"{name} {np.nanmax(errors):.1e}" for name, errors in self.now.float64_errors.items())
-            return f"PASS: {self.path}: within {worst} of the recorded float64 reference; float32 errors are as recorded"
+            text = f"PASS: {self.path}: within {worst} of the recorded float64 reference; float32 errors are as recorded"
+            return "; ".join((text, *map(str, self.golden.unjudged)))
         first = self.first
         if self._changed_alike:
             what = f"jax and torch changed by the same amount, so the cause is something that they share: {first['jax']}"
@@ -123,6 +124,7 @@ class Verification:
             "verdict": self.verdict,
             "file": self.path,
             "changed_tensors": [asdict(each) for each in self.changed_tensors],
+            "unjudged": [each.facts() for each in self.golden.unjudged],
             "not_verified": self.absent,
             "changed_environment": self.changed_environment,
             "recorded": _record_facts(self.golden, self.golden.records[0]),
@@ -141,6 +143,7 @@ class Verification:
         table = _render_table([(self.path, self.golden, each) for each in (self.golden.records[0], self.now)])
         lines = [f"{name}: was {then}, is {now}" for name, (then, now) in self.changed_environment.items()]
         lines += [f"{name} was not verified: {package} is not installed" for name, package in self.absent.items()]
+        lines += map(str, self.golden.unjudged)
         if len(self.changed_tensors) > 1:
             others = ", ".join(f"{each.tensor} ({each.framework} {each.dtype})" for each in self.changed_tensors[1:9])
             more = f" and {len(self.changed_tensors) - 9} more" if len(self.changed_tensors) > 9 else ""
@@ -199,10 +202,11 @@ def _changed_in_float64(golden: Golden, now: Record) -> Iterator[ChangedTensor]:
 
 def _changed_in_float32(golden: Golden, now: Record) -> Iterator[ChangedTensor]:
     """Yield the tensors whose float32 error is much larger or much smaller than the recorded one."""
+    unjudged = _unjudged_names(golden)
     for name, errors in now.float32_errors.items():
         before = _tested_float32_errors(golden, golden.records[0].float32_errors[name])
         for (tensor, entries, then), (_, _, error) in zip(before, _tested_float32_errors(golden, errors), strict=True):
-            if math.isnan(error) or math.isnan(then):
+            if tensor in unjudged or math.isnan(error) or math.isnan(then):
                 continue  # a missing tensor is missing in float64 too
             near, far = sorted((then, error))
             if not far <= RMS_ERROR_RATIO * five_sigma_factor(entries) * near + ERROR_RATIO_SLACK * FLOAT32_TOLERANCE:
@@ -210,17 +214,24 @@ def _changed_in_float32(golden: Golden, now: Record) -> Iterator[ChangedTensor]:
 
 
 def _tested_float32_errors(golden: Golden, errors: Array) -> list[tuple[str, int, float]]:
-    """Return name, number of entries and error of each intermediate, and of all gradients as one vector.
+    """Return name, number of entries and error of each intermediate, and of all judged gradients as one vector, or NaN.
 
     The error of all gradients varies by chance as much as the error of the logits does, so it counts as having as many
     independent entries as the logits have.
     """
     pairs = list(zip(golden.tensors, errors.tolist(), strict=True))
     forward = [(tensor.name, tensor.entries, error) for tensor, error in pairs if not tensor.is_gradient]
-    norms = [(tensor.scale * math.sqrt(tensor.entries), error) for tensor, error in pairs if tensor.is_gradient]
-    total = math.hypot(*(norm * error for norm, error in norms)) / math.hypot(*(norm for norm, _ in norms))
+    unjudged = _unjudged_names(golden)
+    gradients = [(tensor, error) for tensor, error in pairs if tensor.is_gradient and tensor.name not in unjudged]
+    norms = [(tensor.scale * math.sqrt(tensor.entries), error) for tensor, error in gradients]
+    size = math.hypot(*(norm for norm, _ in norms))
+    total = math.hypot(*(norm * error for norm, error in norms)) / size if size else math.nan
     logits = next(tensor for tensor in golden.tensors if tensor.name == "logits")
     return [*forward, (ALL_GRADIENTS, logits.entries, total)]
+
+
+def _unjudged_names(golden: Golden) -> set[str]:
+    return {name for each in golden.unjudged for name in each.names}
 
 
 # Reports -------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ It contains neither dates nor paths: the same recording on the same machine give
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import StrPath, resolve_path
 from parity.comparison.golden.sketch import SKETCH_SIZE
 from parity.comparison.localisation import GRADIENT_OF
+from parity.comparison.report import Unjudged
 from vit_spec import InputError, ViTConfig, bounded_json
 
 FRAMEWORKS = ("jax", "torch")
@@ -92,6 +94,13 @@ class Golden:
     checksums: dict[str, str]
     tensors: tuple[Tensor, ...]
     records: tuple[Record, ...] = field(default=())
+
+    @property
+    def unjudged(self) -> tuple[Unjudged, ...]:
+        """The tensors with NaN or infinities in float32 in the first record, which no later result can be compared with."""
+        errors = zip(*self.records[0].float32_errors.values(), strict=True)
+        names = tuple(tensor.name for tensor, each in zip(self.tensors, errors, strict=True) if math.inf in each)
+        return (Unjudged("float32", names, "since float32 gave NaN or infinities in the recording"),) if names else ()
 
     def write(self, path: StrPath, *, overwrite: bool = True) -> None:
         """Write the file atomically.

@@ -72,16 +72,22 @@ def write(
         InputError: see `check_output_path`.
     """
     path = check_output_path(path)
-    from parity.comparison.html_report import attention, plot, view
+    from parity.comparison.html_report import attention, plot
 
     page = render(report, attention.compute_attention_maps(checkpoint), source=source, seed=seed)
-    verdict = "PASS" if report.passed else "FAIL"
-    title = f"{verdict}: {view.describe_model(report.config)}, {len(report.measures)} tensors, level {report.level}"
-    contents = (page.encode(), plot.error_png(report, title, GENERATOR))
+    contents = (page.encode(), plot.error_png(report, title(report), GENERATOR))
     for each, content in zip(_output_paths(path), contents, strict=True):
         with atomic_replace(each, check=_check_replaceable) as partial:  # it may be new since `check_output_path`
             partial.write_bytes(content)
     return _output_paths(path)
+
+
+def title(report: Report) -> str:
+    """Return the title of the PNG file: the verdict, the model, the number of tensors and the level."""
+    from parity.comparison.html_report import view
+
+    verdict = "PASS" if report.passed else "FAIL"
+    return f"{verdict}: {view.describe_model(report.config)}, {len(report.measures)} tensors, level {report.level}"
 
 
 def render(report: Report, maps: "AttentionMaps", *, source: str = "SRC", seed: int | None = None) -> str:

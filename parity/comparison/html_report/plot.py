@@ -38,14 +38,21 @@ _MARKERS = {"jax": "o", "torch": "s", "exact": "D"}
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a figure: width and height in inches, and the font size in points."""
+    """Size of a figure.
+
+    width, height: in inches.
+    text: the font size in points.
+    top: the upper edge of the axes, as a fraction of the height.
+    """
 
     width: float
     height: float
     text: float
+    top: float = 0.92
 
 
-WIDE, LOW, NARROW, PRINT = Size(9.2, 4.5, 9), Size(9.2, 3, 9), Size(5, 5.2, 10.5), Size(9.2, 5, 9.5)
+WIDE, LOW, NARROW = Size(9.2, 4.5, 9), Size(9.2, 3, 9), Size(5, 5.2, 10.5)
+PRINT = Size(9.2, 5, 9.5, top=0.87)  # a title is above the axes
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,12 @@ def error_svg(report: Report, size: Size) -> str:
 
 
 def error_png(report: Report, title: str, software: str) -> bytes:
-    """Return the plot of the error by depth as a PNG file, in light colours; `software` is stored in its metadata."""
+    """Return the plot of the error by depth as a PNG file in light colours, with `title` and `software` in its metadata."""
     with _default_style():
         figure = _plot_error_by_depth(report, PRINT, LIGHT)
         figure.suptitle(title, x=0.066, y=0.985, ha="left", fontsize=PRINT.text + 2, weight="bold", color=LIGHT["ink"])
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=170, metadata={"Software": software})
+        figure.savefig(buffer, format="png", dpi=170, metadata={"Software": software, "Title": title})
     return buffer.getvalue()
 
 
@@ -222,7 +229,7 @@ def _new_figure(
 ) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(size.width, size.height), facecolor="none" if colours is _VARIABLES else colours["paper"])
     margin = 6.5 * size.text / (size.width * 72)
-    axes = figure.add_axes((0.6 * margin + 0.01, bottom, 0.99 - 2.2 * margin, 0.92 - bottom), facecolor="none")
+    axes = figure.add_axes((0.6 * margin + 0.01, bottom, 0.99 - 2.2 * margin, size.top - bottom), facecolor="none")
     axes.set_yscale("log")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

@@ -1,9 +1,13 @@
 """docs/reference/formats.md agrees with the code and with the recorded proofs, and every format has a proof."""
 
 import json
+import sys
+
+import pytest
 
 from parity.checkpoints.formats import OWN, formats
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
+from tests.peers import table
 from tests.peers.table import PAGE, PROOFS, collect_proofs, formats_page, merge_proofs
 
 
@@ -29,3 +33,10 @@ def test_new_figures_replace_those_of_their_formats_only(tmp_path):
     merged = merge_proofs({"timm": old, "mae": old, "gone": old}, collect_proofs(tmp_path))
     assert list(merged) == ["mae", "timm"] and merged["mae"] == old
     assert merged["timm"] == {"peers": ["timm 1", "timm 3"], "difference": 3e-16}
+
+
+@pytest.mark.parametrize("name", ["", "nowhere"])
+def test_a_folder_without_proofs_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["table", str(tmp_path / name)])
+    with pytest.raises(SystemExit, match="has no recorded proofs: give the folder"):
+        table.main()

@@ -104,9 +104,16 @@ DIAGNOSIS = Diagnosis(
 )
 
 
+def recording() -> Golden:
+    """Return a golden file with an infinite result in float32."""
+    recorded = Golden.read(GOLDEN)
+    recorded.records[0].float32_errors["jax"][0] = np.inf
+    return recorded
+
+
 def verification() -> Verification:
     """Return a verification in which the JAX twin has changed, and PyTorch is not installed."""
-    recorded = Golden.read(GOLDEN)
+    recorded = recording()
     errors = recorded.records[0].float64_errors["jax"].copy()
     errors[0] = np.nan
     now = replace(
@@ -141,7 +148,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def record(model: Any, path: str, **_: Any) -> Golden:
         Path(path).write_bytes(b"golden")
-        return Golden.read(GOLDEN)
+        return recording()
 
     for module in (checks, files):
         monkeypatch.setattr(module, "load_source", lambda args: source)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,21 @@ def test_both_models_run_with_the_weights_of_the_requested_side(source: str) -> 
     bias = np.asarray(params["params"]["Dense_0"]["bias"]) if source == "flax" else other.fc.bias.detach().numpy()
     np.testing.assert_allclose(report.runs["flax float64"]["output"], ROWS @ kernel + bias, rtol=1e-12)
     assert report.passed
+
+
+def test_a_name_with_a_line_break_stays_on_its_line() -> None:
+    module = nn.Sequential()
+    module.add_module("line\nbreak", nn.Linear(4, 3))
+    module.register_buffer("another\nbreak", torch.arange(2))
+    nn.init.zeros_(module[0].bias)  # which a note names
+    flax = linen.Sequential([linen.Dense(3, name="line\nbreak"), lambda x: 2 * x])
+    report = compare_models(flax.apply, flax.init(jax.random.key(0), ROWS), module, ROWS, level="function")
+    lines = str(report).splitlines()
+    assert not [line for line in lines if line.startswith("break")]
+    rows = [line for line in lines if line.startswith(("  output ", "  gradient of line\\nbreak."))]
+    assert len(rows) == 3 and len({re.search(r"\de[-+]", row).start() for row in rows}) == 1
+    gradients = [row for row in report.rows if row.name == "gradient of line\nbreak.weight"]
+    assert "gradient of line\\nbreak.weight differs by" in replace(report, rows=gradients).verdict
 
 
 def test_weights_equal_requires_equal_weights() -> None:

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 pytest.importorskip("jax")
 pytest.importorskip("torch")
 
+import parity
 import vit_jax
 import vit_spec
 import vit_torch
@@ -283,6 +284,41 @@ def test_a_similar_float32_error_is_no_change(golden_file: Golden, factor: float
 def test_the_gradient_of_a_single_parameter_is_not_tested_in_float32(golden_file: Golden) -> None:
     changed = with_float32_errors(golden_file, "gradient of blocks.0.norm1.bias", 5.0)
     assert not changed_tensors(changed, changed.records[1])
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint whose loss and gradients below the head overflow in float32."""
+    path = tmp_path_factory.mktemp("overflowing") / "weights.safetensors"
+    params = perturbed_params(ONE)
+    params["head"]["kernel"] *= np.float32(1e38)
+    parity.save(path, params, ONE, "jax")
+    return path
+
+
+def test_what_overflows_in_float32_is_named_when_it_is_recorded_and_verified(
+    overflowing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verification, "JaxTwin", TorchTwin)  # to save time
+    file, words = str(tmp_path / "a.npz"), ["--weights", str(overflowing), "--only", "torch"]
+    assert main(["golden", "record", str(overflowing), file]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not judged in float32: loss and ")]
+    assert main(["golden", "verify", file, *words]) == 0
+    assert capsys.readouterr().out.strip().endswith(f"float32 errors are as recorded; {line}")
+
+
+@pytest.mark.parametrize("name", ["blocks.0", "gradient of blocks.0.norm1.bias"])
+def test_a_float32_result_that_is_no_longer_finite_is_a_change(golden_file: Golden, name: str) -> None:
+    """Also beside a result and a gradient that were not finite when they were recorded."""
+    names = [tensor.name for tensor in golden_file.tensors]
+    recorded = golden_file.records[0].float32_errors["torch"]
+    recorded[[names.index("loss"), names.index("gradient of images")]] = np.inf
+    assert golden_file.unjudged[0].names == ("loss", "gradient of images")
+    found = recorded.copy()
+    found[names.index(name)] = np.inf
+    assert not changed_tensors(golden_file, golden_file.records[0])
+    [only] = changed_tensors(golden_file, replace(golden_file.records[0], float32_errors={"torch": found}))
+    assert (only.tensor, only.dtype, only.found) == (name.partition(" ")[0], "float32", np.inf)
 
 
 def test_a_missing_intermediate_is_a_change(golden_file: Golden) -> None:

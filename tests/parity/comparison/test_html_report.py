@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import combinations
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,13 +19,17 @@ pytest.importorskip("torch")
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
+from matplotlib.text import Text
+from PIL import Image
 
 import vit_spec
 from parity.comparison import html_report
 from parity.comparison.html_report import attention, plot
 from parity.comparison.tolerances import FLOAT32_TOLERANCE
+from tests import ROOT
 from tests.reports import checkpoint, failing_report, passing_report, random_attention_maps
 from tests.twins import perturbed_params, small_config
 from vit_spec import InputError
@@ -273,6 +278,32 @@ def test_the_plot_shows_both_twins(written):
     pixels = imread(written / "report.png")[..., :3]
     for twin in ("jax", "torch", "exact"):
         assert (np.abs(pixels - to_rgb(plot.LIGHT[twin])).max(-1) < 1 / 255).sum() > 100
+
+
+@pytest.mark.parametrize("make", [passing_report, failing_report])
+def test_no_texts_of_the_plot_overlap(make, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plot.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    plot.error_png(make(), html_report.title(make()), html_report.GENERATOR)
+    renderer = FigureCanvasAgg(figures[0]).get_renderer()
+    figures[0].draw(renderer)
+    boxes = {
+        text.get_text(): text.get_window_extent(renderer)
+        for text in figures[0].findobj(lambda each: isinstance(each, Text) and each.get_visible() and each.get_text())
+    }
+    assert {"relRMS", html_report.title(make()), "logits"} < set(boxes)
+    assert not [(one, two) for one, two in combinations(boxes, 2) if boxes[one].overlaps(boxes[two])]
+    frame = figures[0].bbox
+    assert not [text for text, box in boxes.items() if not (frame.contains(*box.min) and frame.contains(*box.max))]
+
+
+def test_the_guide_shows_a_plot_with_the_title_that_is_written_today():
+    """If not, make docs/report.png again by the command of docs/guides/port.md."""
+    with Image.open(ROOT / "docs" / "report.png") as picture:
+        stored = picture.text
+    measures = range(int(re.search(r"(\d+) tensors", stored["Title"])[1]))
+    report = SimpleNamespace(passed=True, config=vit_spec.get("vit_s16"), measures=measures, level="precision")
+    assert stored == {"Software": html_report.GENERATOR, "Title": html_report.title(report)}
 
 
 @pytest.mark.parametrize("name", ["report.html", "report.png"])
