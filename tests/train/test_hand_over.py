@@ -110,7 +110,7 @@ def test_a_training_state_goes_to_the_other_trainer_and_back_bit_for_bit(optimiz
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_a_run_that_changes_its_trainer_has_the_losses_of_one_that_does_not(optimizer: str, tmp_path: Path) -> None:
     """To rounding, with dropout, from either trainer to the other and back."""
     losses: dict[str, list[float]] = {}
@@ -124,7 +124,7 @@ def test_a_run_that_changes_its_trainer_has_the_losses_of_one_that_does_not(opti
             made = take_over(other, folder, optimizer)
             losses[name] += [float(made.step(make_batch(n))["loss"]) for n in steps]
             save(made, steps.stop)
-        # Updates like signs, and orthogonalization, amplify rounding.
+        # Adafactor's updates are like signs, which amplify rounding.
         assert losses[name] == pytest.approx(losses[f"{name}, all"], rel=1e-10 if optimizer == "adamw" else 1e-9)
 
 
