@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,11 +61,18 @@ def read_state(path: Path, config: ViTConfig) -> TrainingState:
     parts: dict[str, dict[str, StoredArray]] = {}
     for name, (dtype, shape) in content["tensors"].items():
         part, _, key = name.partition(".")
-        if part not in PARTS or sum(each.array.size for each in pieces[name]) != int(np.prod(shape)):
+        if part not in PARTS or not _has_all_entries(shape, pieces[name]):
             raise ValueError(f"{name} is no tensor of a run, or has not all of its entries")
         parts.setdefault(part, {})[key] = ShardedArray(tuple(shape), np.dtype(dtype), pieces[name])
     numbers, moments = content["numbers"], without_placeholders(parts, config, "torch")
     return TrainingState(config, "torch", moments, content["step"], numbers["updates"], bool(numbers["sound"]))
+
+
+def _has_all_entries(shape: list[int], pieces: list[_Piece]) -> bool:
+    """Return whether pieces that do not overlap are all of a tensor."""
+    ends = [[start + size for start, size in zip(each.offsets, each.sizes, strict=True)] for each in pieces]
+    within = all(end <= length for of_piece in ends for end, length in zip(of_piece, shape, strict=True))
+    return within and sum(each.array.size for each in pieces) == math.prod(shape)
 
 
 def check_files(path: Path, checksums: Any, process: int, count: int) -> None:

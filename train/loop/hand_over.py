@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from train.checkpoints import orbax_files, shard_files
 from train.checkpoints.trainers import FRAMEWORKS, trainer_of
+from train.checkpoints.training_state import TrainingState
 from train.loop.checkpoint_folder import (
     CheckpointFolder,
     checkpoint_rank,
@@ -23,7 +24,7 @@ from train.loop.engine import CheckpointCheck, Engine
 from train.loop.loop_state import LoopState
 from train.loop.write_files import convert_write_errors
 from train.recipes import Task
-from vit_spec import InputError
+from vit_spec import InputError, ViTConfig
 
 FILES = {"train.jax": orbax_files, "train.torch": shard_files}
 
@@ -71,12 +72,10 @@ def hand_over(engine: Engine, folder: Path, task: Task, check: CheckpointCheck) 
         with suppress(InputError):  # only the newest has to be readable
             loop_states[step] = _read_loop_state(others, trainer, step, task)
     for step, loop_state in sorted(_best_and_newest(loop_states, task).items()):
+        state = _read_state(others, trainer, step, engine.config)
         try:
-            state = FILES[trainer].read_state(folder / str(step), engine.config)
-            if state.step != step:
-                raise ValueError(f"its content is that of step {state.step}")
             engine.adopt(state, loop_state, converted)
-        except (OSError, ValueError) as error:
+        except ValueError as error:  # an InputError, or the checkpoint is not one of this run
             raise _unreadable_error(others, trainer, step, error) from None
     kept = folder.with_name(f"{folder.name}-of-{trainer}")
     if engine.is_main:
@@ -108,15 +107,30 @@ def _read_loop_state(others: CheckpointFolder, trainer: str, step: int, task: Ta
     files = FILES[trainer]
     try:
         version, saved = files.read_loop(others.path / str(step))
-    except (OSError, ValueError) as error:
+        others.check_version(step, version, files.VERSION)
+        if version < files.OLDEST_READ:
+            raise InputError(
+                f"the checkpoint of step {step} in {others.path} has version {version}, and those before "
+                f"{files.OLDEST_READ} are not converted: resume once with python -m {trainer}, which writes a new one"
+            )
+        return parse_loop_state(task, saved)
+    except Exception as error:  # damaged files raise too many kinds of exceptions to list
         raise _unreadable_error(others, trainer, step, error) from None
-    others.check_version(step, version, files.VERSION)
-    if version < files.OLDEST_READ:
-        raise InputError(
-            f"the checkpoint of step {step} in {others.path} has version {version}, and those before "
-            f"{files.OLDEST_READ} are not converted: resume once with python -m {trainer}, which writes a new one"
-        )
-    return parse_loop_state(task, saved)
+
+
+def _read_state(others: CheckpointFolder, trainer: str, step: int, config: ViTConfig) -> TrainingState:
+    """Return the training state in a checkpoint of another trainer.
+
+    Raises:
+        InputError: the checkpoint is damaged, or cannot be read.
+    """
+    try:
+        state = FILES[trainer].read_state(others.path / str(step), config)
+        if state.step != step:  # a copy under another name
+            raise ValueError(f"its content is that of step {state.step}")
+        return state
+    except Exception as error:  # as above
+        raise _unreadable_error(others, trainer, step, error) from None
 
 
 def _unreadable_error(others: CheckpointFolder, trainer: str, step: int, error: Exception) -> InputError:
