@@ -17,7 +17,7 @@ from parity.comparison.any_model.trace.flax_graph import record_flax, trace
 from parity.comparison.any_model.trace.flax_modules import name_modules_of, scopes_for_modules
 from parity.comparison.any_model.trace.graph import Graph
 from parity.comparison.any_model.trace.jaxpr import JaxprEvaluator
-from parity.comparison.any_model.trace.scope import Scope
+from parity.comparison.any_model.trace.scope import Scope, has_operation
 from parity.comparison.any_model.weights import flatten
 from parity.comparison.framework_settings import QUICK_COMPILE, exact_jax
 
@@ -196,16 +196,18 @@ class FlaxRunner:
         import jax
 
         with exact_jax(self._traced), scopes_for_modules() as self.training:
-            traced = jax.jit(step, compiler_options=QUICK_COMPILE).trace(*self._arguments(self._traced))
+            traced = jax.jit(step).trace(*self._arguments(self._traced))
+        # Without optimization, the gradient of a strided convolution takes a thousand times as long.
+        options = None if has_operation(traced.jaxpr.jaxpr, "conv_general_dilated") else QUICK_COMPILE
         if self._traced == "float64":
             self.parts = fixed_parts(traced.jaxpr)
             if not self.parts and not self._tables:
-                compiled: Callable[..., Any] = traced.lower().compile()
+                compiled: Callable[..., Any] = traced.lower().compile(options)
                 return compiled
         else:
             self.parts = [FixedPart("flax", "", self._traced, "trace")]
         evaluator = JaxprEvaluator(self._replace)
-        run = jax.jit(lambda leaves: evaluator.run(traced.jaxpr, leaves, Scope()), compiler_options=QUICK_COMPILE)
+        run = jax.jit(lambda leaves: evaluator.run(traced.jaxpr, leaves, Scope()), compiler_options=options)
         structure = jax.tree.structure(traced.out_info)
         return lambda *given: jax.tree.unflatten(structure, run(jax.tree.leaves(given)))
 

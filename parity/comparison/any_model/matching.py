@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parity.comparison.any_model.lines import ARROW
-from parity.comparison.any_model.names import numbers, similarity
+from parity.comparison.any_model.names import numbers, sameness, similarity
 from parity.comparison.any_model.parameters import (
     Axes,
     Parameter,
@@ -206,8 +206,9 @@ def _unambiguous_pairs(
         other's only candidate.
     """
     groups = [_group_paths(modules, group_key) for modules in (flax, torch)]
+    # Of several names with the same words, such as norm and norm2, or proj and out_proj, the same name is the best.
     scores = {
-        (a, b): similarity(left[0], right[0])
+        (a, b): (similarity(left[0], right[0]), sameness(left[0], right[0]))
         for (a, left), (b, right) in product(groups[0].items(), groups[1].items())
         if len(left) == len(right) and all(pair in candidates for pair in zip(left, right, strict=True))
     }
@@ -218,7 +219,7 @@ def _unambiguous_pairs(
     best = [
         (a, b)
         for (a, b), score in scores.items()
-        if (score > 0) == by_name
+        if (score[0] > 0) == by_name
         and all(sorted(row)[-1:] == [score] and row.count(score) == 1 for row in (by_flax[a], by_torch[b]))
     ]
     return {b: a for left, right in best for a, b in zip(groups[0][left], groups[1][right], strict=True)}

@@ -66,6 +66,22 @@ def similarity(a: tuple[str, ...], b: tuple[str, ...]) -> float:
     return 2 * (left & right).total() / total if total else 0.0
 
 
+def sameness(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    """Return how literally two paths are the same: 2 if one is the end of the other, 1 for the same last name, else 0.
+
+    Case and punctuation do not count: "layers_0/norm2" is "layers.0.norm2".
+    """
+    left, right = (_plain_names(path) for path in (a, b))
+    shared = min(len(left), len(right))
+    return 2 if left[-shared:] == right[-shared:] else int(left[-1:] == right[-1:])
+
+
+def _plain_names(path: tuple[str, ...]) -> list[str]:
+    """Return the names of a path in lower case without punctuation; a number at the end of a name is one by itself."""
+    names = (name for part in path for name in re.split(r"[_.](?=\d+$)", part.lower()))
+    return [re.sub(r"[^a-z0-9]", "", name) for name in names]
+
+
 _NOT_IN_LINES = re.compile(r"[\s\x00-\x1f\x7f|{}%]|<(?=->)|:(?=[0-9])")  # what separates the parts of a line of a mapping
 
 

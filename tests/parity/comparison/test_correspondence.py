@@ -386,6 +386,31 @@ def test_order_of_use_decides_before_names_if_the_evidence_says_so():
     assert all("by order of use" in pair.note for pair in mapping.pairs)
 
 
+# Names with the same words.
+ALIKE = [("norm", "norm2"), ("norm", "ln"), ("proj", "out_proj"), ("fc", "fc2"), ("mlp", "ffn"), ("w", "w2")]
+
+
+@pytest.mark.parametrize("names", ALIKE)
+@pytest.mark.parametrize(
+    ("of_flax", "of_torch"),
+    [
+        ("{}", "{}"),
+        ("layers_{n}/{}", "layers.{n}.{}"),
+        ("Encoder_0/{}", "net.encoder.{}"),
+        ("block_{n}/{}", "layers.{n}.{}"),
+    ],
+)
+def test_the_same_name_decides_before_the_order_of_use_where_all_have_the_same_words(of_flax, of_torch, names):
+    flax = [f"{of_flax.format(name, n=n)}/scale" for n in range(2) for name in names]
+    torch = [f"{of_torch.format(name, n=n)}.weight" for n in range(2) for name in names]
+    shapes = [dict.fromkeys(keys, (4,)) for keys in (flax, torch)]
+    uses = [*dict.fromkeys(flax)], [*dict.fromkeys(torch)][::-1]
+    mapping = match(*shapes, evidence=PairEvidence(uses))
+    assert dict(mapping.keys()) == dict(zip(flax, torch, strict=True))
+    by_use = match(*shapes, evidence=PairEvidence(uses, uses_first=True))
+    assert by_use.contradicts_names(mapping)
+
+
 @pytest.mark.parametrize(
     ("flax_names", "torch_names", "is_contradiction"),
     [

@@ -54,3 +54,12 @@ def inner_jaxprs(value: Any) -> Iterator[Any]:
     elif isinstance(value, (tuple, list)):
         for each in value:
             yield from inner_jaxprs(each)
+
+
+def has_operation(jaxpr: Any, name: str) -> bool:
+    """Return whether a jaxpr, or one inside it, has an operation of this name."""
+    return any(
+        equation.primitive.name == name
+        or any(has_operation(inner, name) for value in equation.params.values() for inner in inner_jaxprs(value))
+        for equation in jaxpr.eqns
+    )
