@@ -73,7 +73,7 @@ class Evaluator:
     tolerance: the relRMS within which outputs match.
     rounding_tolerance: the relRMS that the measured rounding errors of this model explain, at most `tolerance`.
     effects: the distribution of the effects of wrong causes; see `set_effects`.
-    roundings: how many of the single causes that were run are roundings.
+    roundings: how many of the single causes that `try_each` ran are roundings.
     discarded: causes that raised an exception, each with the exception.
     """
 
@@ -174,15 +174,14 @@ class Evaluator:
             result = self.try_causes((cause,))
             if result is not None:
                 results.append(result)
+        self.roundings += sum(result.is_single_rounding for result in results)
         return results
 
     def set_effects(self, results: Iterable[Result]) -> None:
-        """Set `effects` and `roundings` from the results of single causes.
+        """Set `effects` from the results of single causes.
 
         Effects of roundings are left out, because a rounding changes each output separately.
         """
-        results = list(results)
-        self.roundings = sum(all(cause.is_rounding for cause in result.causes) for result in results)
         self.effects = EffectDistribution.of(
             result.outputs - self.baseline.outputs
             for result in results

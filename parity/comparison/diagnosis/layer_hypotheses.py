@@ -41,6 +41,7 @@ def operations(c: ViTConfig) -> Iterator[Hypothesis]:
                 f"{display_name(name)}: {what}",
                 f"operation on {name}",
                 patch=patch,
+                lowers_precision_of="operation" if what.startswith("rounded to") else None,
                 manual_fix=FIX_REFERENCE_CODE,
                 layer=layer_of(name),
                 blocks_unchanged=is_after_blocks(name),

@@ -91,6 +91,24 @@ def test_intermediates_may_be_less_precise_than_the_logits(kind: str) -> None:
     assert diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN, inner), pairs=0).passed
 
 
+def test_an_intermediate_in_bfloat16_is_the_only_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = vit_torch.model.Mlp.forward, iter(range(PLAIN.depth))
+
+    def forward(self: Any, x: Any, noise: Any = None) -> Any:
+        y = original(self, x, noise) * (1 + 3e-6)  # rounds a few values to the other neighbour, as another machine does
+        return y.bfloat16().to(y.dtype) if next(calls) == 0 else y
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vit_torch.model.Mlp, "forward", forward)
+        logits, values = float64_intermediates(PLAIN, checkpoint().arrays, uint8_images())
+    inner = {name: values[name].astype("f4") for name in ("blocks.0", "blocks.1")}
+    monkeypatch.setattr("parity.comparison.diagnosis.layer_search.MAX_MODELS", 300)
+    diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits.astype("f4"), PLAIN, inner), pairs=0)
+    assert diagnosis.verdict.startswith("FOUND: blocks.0.mlp: rounded to bfloat16;"), diagnosis.verdict
+    assert "another fault" not in diagnosis.verdict and len(diagnosis.matched) == 1
+    assert not any("second" in remark for remark in diagnosis.remarks)
+
+
 def test_another_checkpoint_with_other_intermediates_may_compute_the_same_function() -> None:
     other = checkpoint()
     for name in [name for name in other.arrays if "attn.qkv" in name]:
