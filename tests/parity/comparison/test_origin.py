@@ -571,6 +571,27 @@ def test_a_table_in_another_order_is_named_although_a_parameter_multiplies_it() 
     assert find_in_scores("table").origin.kind == "constant"
 
 
+def test_a_table_is_blamed_from_where_it_differs_and_not_where_equal_frequencies_are_computed_otherwise() -> None:
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            frequencies = 1 / 100 ** (torch.arange(8, dtype=x.dtype) / 8)
+            return self.fc(x) * (torch.arange(1, 6, dtype=x.dtype)[:, None] * frequencies).cos()
+
+    def rotated(params: Any, x: Any) -> Any:
+        frequencies = 100.0 ** -(jnp.arange(8) / 8)
+        angles = (jnp.arange(1, 6) + 0.5)[:, None] * frequencies
+        return (x @ params["fc"]["kernel"] + params["fc"]["bias"]) * jnp.cos(angles)
+
+    params = {"fc": {"kernel": np.zeros((8, 8), np.float32), "bias": np.zeros(8, np.float32)}}
+    origin = compare_models(rotated, params, Rotated(), TOKENS, weights="torch", level="function").origin
+    assert origin is not None and origin.kind == "constant" and origin.flax is not None and origin.torch is not None
+    assert (origin.flax.line, origin.torch.line) == (line_of("jnp.arange(1, 6) +"), line_of("torch.arange(1, 6, dtype"))
+
+
 def test_scores_that_are_transposed_are_said_to_be() -> None:
     origin = find_in_scores("transposed").origin
     assert (origin.kind, origin.torch.operation) == ("operation", "_softmax")

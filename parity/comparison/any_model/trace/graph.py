@@ -1,7 +1,7 @@
 """The values that a model computes, as a graph of operations, and fingerprints that recognize the same values elsewhere."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -129,13 +129,13 @@ class Graph:
         used = dict.fromkeys(n for operation in self.operations for n in operation.inputs)
         return [n for n in used if self.values[n].operation < 0]
 
-    def ancestors(self, values: Iterable[int]) -> set[int]:
-        """Return the indices of these values and of all that they are computed from."""
+    def ancestors(self, values: Iterable[int], known: Container[int] = ()) -> set[int]:
+        """Return the indices of these values and of all that they are computed from, except through those of `known`."""
         found: set[int] = set()
         left = list(values)
         while left:
             value = left.pop()
-            if value not in found:
+            if value not in found and value not in known:
                 found.add(value)
                 left += self.inputs_of(value)
         return found

@@ -364,10 +364,13 @@ class _Side:
         return replace(place, file=line.file, line=line.line, function=line.function, caller=None)
 
     def _first_of(self, constants: Sequence[int]) -> Operation | None:
-        """Return the first differing operation that these values are computed with; None if they are given."""
+        """Return the first differing operation that these values are computed with; None if they are given.
+
+        An operation that leads to a value that agrees, and only through it to these, is another way to compute this value.
+        """
         numbers = [
             self.graph.values[n].operation
-            for n in self.graph.ancestors(constants)
+            for n in self.graph.ancestors(constants, self.classes)
             if n in self.differing and self.graph.values[n].operation >= 0
         ]
         return self.graph.operations[min(numbers)] if numbers else None
