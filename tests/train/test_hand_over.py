@@ -70,7 +70,7 @@ def take_over(name: str, folder: Path, optimizer: str) -> Any:
     handed_over = hand_over.hand_over(made, folder, "classes", lambda step, state: steps.append((step, state)))
     assert handed_over is not None and handed_over.folder.is_dir() and not converted_folder(folder).exists()
     restored = made.restore_checkpoint()
-    assert restored is not None and (restored.step, restored.loop_state) == steps[0] and len(steps) == 1
+    assert restored is not None and (restored.step, restored.loop_state) == steps[0]
     return made
 
 
@@ -172,8 +172,8 @@ def set_version(path: Path, version: int) -> None:
 
 
 FAULTS: dict[str, tuple[str, Any, str]] = {
-    "an array of JAX": ("jax", damage_array, "is damaged .*: resume once with python -m train.jax"),
-    "an array of PyTorch": ("torch", damage_array, "is damaged .*: resume once with python -m train.torch"),
+    "an array of JAX": ("jax", damage_array, "is damaged .*, and there is no other: --init .* starts a new run"),
+    "an array of PyTorch": ("torch", damage_array, "is damaged .*, and there is no other: --init .* starts a new run"),
     "no metadata of JAX": ("jax", lambda path: (path / "_CHECKPOINT_METADATA").write_text("{"), "is damaged"),
     "no metadata of PyTorch": ("torch", lambda path: (path / "checkpoint.json").write_text("{}"), "is damaged"),
     "an old version": ("jax", lambda path: set_version(path, 3), "those before 4 are not converted: resume once with"),
@@ -191,6 +191,82 @@ def test_a_checkpoint_that_cannot_be_converted_is_named_and_stays(fault: str, tm
     with pytest.raises(InputError, match=message):
         take_over(OTHER[name], tmp_path / "checkpoints", "sgd")
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+
+
+def two_checkpoints(name: str, folder: Path) -> None:
+    """Write two checkpoints of a trainer, of which the older one, of step 2, is the best."""
+    for step, accuracy in ((2, 0.9), (4, 0.8)):
+        made = engine(name, folder, "sgd")
+        made.state = made.state._replace(step=step if name == "torch" else jax.numpy.full_like(made.state.step, step))
+        save(made, step, accuracy)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_best_checkpoint_that_is_damaged_is_left_out(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    two_checkpoints(name, folder)
+    damage_array(folder / "2")
+    made = engine(OTHER[name], folder, "sgd")
+    done = hand_over.hand_over(made, folder, "classes", lambda step, state: None)
+    assert done is not None and re.match("the best checkpoint, of step 2, is not converted: .* is damaged", done.note)
+    assert done.describe(made.trainer)[1] == done.note and [path.name for path in folder.iterdir()] == ["4"]
+
+
+@pytest.mark.usefixtures("float64")
+def test_an_older_checkpoint_of_another_run_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    two_checkpoints("torch", folder)
+
+    def check(step: int, state: LoopState | None) -> None:
+        if step == 2:
+            raise InputError("another run's")
+
+    made = engine("jax", folder, "sgd")
+    assert hand_over.hand_over(made, folder, "classes", check) is not None
+    assert [path.name for path in folder.iterdir()] == ["4"]
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_damaged_newest_checkpoint_is_named_with_the_command_that_goes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    two_checkpoints("torch", folder)
+    damage_array(folder / "4")
+    command = f"resume once with python -m train.torch --run {tmp_path / 'run'}, which resumes from the one before"
+    with pytest.raises(InputError, match=re.escape(command)):
+        take_over("jax", folder, "sgd")
+
+
+@pytest.mark.usefixtures("float64")
+def test_links_and_files_in_the_place_of_kept_checkpoints_are_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoint_of("jax", folder)
+    (tmp_path / "disk" / "1").mkdir(parents=True)
+    folder.with_name("checkpoints-of-train.torch").symlink_to(tmp_path / "disk")
+    folder.with_name("checkpoints-of-train.jax").write_text("")
+    take_over("torch", folder, "sgd").close()
+    assert (tmp_path / "disk" / "1").is_dir() and not folder.with_name("checkpoints-of-train.torch").is_symlink()
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("name", "unfinished"), [("jax", "2.partial"), ("torch", "2.orbax-checkpoint-tmp")])
+def test_an_unfinished_first_checkpoint_is_none(name: str, unfinished: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    checkpoint_of(OTHER[name], tmp_path / "other").rename(folder / unfinished)
+    made = engine(name, folder, "sgd")
+    assert hand_over.hand_over(made, folder, "classes", lambda step, state: None) is None
+    assert made.restore_checkpoint() is None
+    save(made, 0)
+    assert engine(name, folder, "sgd").restore_checkpoint().step == 0
+
+
+@pytest.mark.usefixtures("float64")
+def test_tensorstore_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint_of("jax", tmp_path / "checkpoints")
+    monkeypatch.setattr(orbax_files.orbax, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="is an Orbax checkpoint: to read it, pip install tensorstore"):
+        take_over("torch", tmp_path / "checkpoints", "sgd")
 
 
 @pytest.mark.usefixtures("float64")
@@ -231,6 +307,9 @@ def test_a_run_changes_its_trainer_by_resume_alone(tmp_path: Path, capsys: pytes
     message = f"are those of train.jax: resume with python -m train.jax, or continue the run here with --resume {run}"
     with pytest.raises(InputError, match=re.escape(message)):
         resume("torch", "2steps", may_change=False)
+    dry = replace(recipe, epochs="2steps")
+    with pytest.raises(InputError, match=re.escape(message)):
+        train(Request("test", dry, open_dataset("digits"), "python -m train.torch", dry_run=True), TorchEngine)
     printed = resume("torch", "4steps")
     assert "epochs from 2steps to 4steps at step 2; trainer from train.jax to train.torch at step 2" in printed
     kept = run / "checkpoints-of-train.jax"

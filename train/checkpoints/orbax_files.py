@@ -66,6 +66,7 @@ def read_state(path: Path, config: ViTConfig) -> TrainingState:
         OSError, ValueError: it is damaged, or cannot be read.
         InputError: tensorstore is not installed.
     """
+    orbax.check_tensorstore(path)
     if damage := find_damage(path):
         raise ValueError(damage)
     check_tree(path)

@@ -8,5 +8,6 @@ MARKERS = {"train.jax": "_CHECKPOINT_METADATA", "train.torch": "checkpoint.json"
 
 
 def trainer_of(folder: Path) -> str | None:
-    """Return the trainer whose checkpoints are in a folder; None if there are none, or the folder does not exist."""
-    return next((name for name, marker in MARKERS.items() if any(folder.glob(f"[0-9]*/{marker}"))), None)
+    """Return the trainer whose complete checkpoints are in a folder; None if there are none, or the folder is not there."""
+    files = ((name, file) for name, marker in MARKERS.items() for file in folder.glob(f"[0-9]*/{marker}"))
+    return next((name for name, file in files if file.parent.name.isdecimal()), None)

@@ -19,7 +19,7 @@ from parity.checkpoints.layout import Array
 from parity.checkpoints.weights import Checkpoint
 from train.mesh import Parameter, parameters
 from train.optimizer_state import factored_axes
-from vit_spec import ViTConfig
+from vit_spec import InputError, ViTConfig
 
 WEIGHTS, EMA, MEAN, SQUARE, ROW, COLUMN = PARTS = ("params", "ema", "mean", "square", "row", "column")
 
@@ -90,7 +90,10 @@ class TrainingState:
             found, weights = self.parts.get(part, {}), self.parts[WEIGHTS]
             zeros = {key: np.broadcast_to(np.zeros((), each.dtype), each.shape) for key, each in weights.items()}
             arrays = {key: found.get(key, zeros[key]) for key in weights}
-            planned = plan_conversion(Checkpoint(self.config, self.format, arrays), format)
+            try:
+                planned = plan_conversion(Checkpoint(self.config, self.format, arrays), format)
+            except InputError:
+                raise ValueError("its arrays are not those of the model") from None
             self._plans[part, format] = {each.key: each for each in planned}
         return self._plans[part, format]
 

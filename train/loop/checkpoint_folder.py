@@ -147,7 +147,9 @@ class CheckpointFolder:
         cause = " ".join(str(error).split()).rpartition('": ')[2]  # after the names of the files
         reason = getattr(error, "strerror", None) or cause[:120]
         remedy = "make room there" if is_disk_full(error) else "correct that"
-        return InputError(f"cannot write a checkpoint to {self.path} ({reason}): {remedy}, then give the same --run")
+        return InputError(
+            f"cannot write a checkpoint to {self.path} ({reason}): {remedy}, then give the same --run or --resume"
+        )
 
 
 def remove_checkpoint(path: Path, *, ignore_errors: bool = False) -> None:

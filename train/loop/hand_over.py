@@ -6,7 +6,8 @@ all are complete; the old ones stay in a folder of their own.
 """
 
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,6 @@ from train.loop.checkpoint_folder import (
 )
 from train.loop.engine import CheckpointCheck, Engine
 from train.loop.loop_state import LoopState
-from train.loop.write_files import convert_write_errors
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig
 
@@ -30,15 +30,22 @@ FILES = {"train.jax": orbax_files, "train.torch": shard_files}
 
 
 class HandedOver(NamedTuple):
-    """What `hand_over` has done: the other trainer, and the folder in which its checkpoints are now."""
+    """What `hand_over` has done.
+
+    trainer: the other trainer.
+    folder: the folder in which its checkpoints are now.
+    note: a line about what is not converted; "" for none.
+    """
 
     trainer: str
     folder: Path
+    note: str
 
-    def describe(self, trainer: str) -> str:
-        """Return a line about a hand-over to a trainer."""
+    def describe(self, trainer: str) -> list[str]:
+        """Return lines about a hand-over to a trainer."""
         now, was = FRAMEWORKS[trainer], FRAMEWORKS[self.trainer]
-        return f"the run continues in {now}: the checkpoints of {was} are converted, and stay as they were in {self.folder}"
+        line = f"the run continues in {now}: the checkpoints of {was} are converted, and stay as they were in {self.folder}"
+        return [line, *filter(None, [self.note])]
 
 
 def hand_over(engine: Engine, folder: Path, task: Task, check: CheckpointCheck) -> HandedOver | None:
@@ -62,47 +69,66 @@ def hand_over(engine: Engine, folder: Path, task: Task, check: CheckpointCheck) 
         return None
     others, converted = CheckpointFolder(folder, trainer), converted_folder(folder)
     if engine.is_main:
-        with convert_write_errors(folder, folder.parent):
+        with _convert_errors(folder):
             others.settle_replaced()
     engine.synchronize()
     newest, *older = others.steps()
-    loop_states = {newest: _read_loop_state(others, trainer, newest, task)}
-    check(newest, loop_states[newest])
+    loop_states = {newest: _read_loop_state(others, trainer, newest, task, check)}
     for step in older:
-        with suppress(InputError):  # only the newest has to be readable
-            loop_states[step] = _read_loop_state(others, trainer, step, task)
-    for step, loop_state in sorted(_best_and_newest(loop_states, task).items()):
-        state = _read_state(others, trainer, step, engine.config)
+        with suppress(InputError):  # only the newest has to be one of this run, and readable
+            loop_states[step] = _read_loop_state(others, trainer, step, task, check)
+    note = ""
+    if (best := _best_step(loop_states, task)) != newest:
         try:
-            engine.adopt(state, loop_state, converted)
-        except ValueError as error:  # an InputError, or the checkpoint is not one of this run
-            raise _unreadable_error(others, trainer, step, error) from None
-    kept = folder.with_name(f"{folder.name}-of-{trainer}")
+            engine.adopt(_read_state(others, trainer, best, engine.config), loop_states[best], converted)
+        except ValueError as error:  # also an InputError
+            note = f"the best checkpoint, of step {best}, is not converted: {error}"
+    try:
+        engine.adopt(_read_state(others, trainer, newest, engine.config), loop_states[newest], converted)
+    except ValueError as error:
+        raise _unreadable_error(others, trainer, newest, error) from None
+    kept, stale = (folder.with_name(f"{folder.name}-of-{name}") for name in (trainer, engine.trainer))
     if engine.is_main:
-        with convert_write_errors(folder, folder.parent):
-            for stale in (kept, folder.with_name(f"{folder.name}-of-{engine.trainer}")):
-                if stale.exists():  # of an earlier change of the trainer
-                    shutil.rmtree(stale)
+        for path in (kept, stale):  # of an earlier change of the trainer
+            with _convert_errors(path):
+                _remove(path)
+        with _convert_errors(folder):
             folder.rename(kept)
             converted.rename(folder)
     engine.synchronize()  # no process opens the folder before
-    return HandedOver(trainer, kept)
+    return HandedOver(trainer, kept, note)
 
 
-def _best_and_newest(loop_states: dict[int, LoopState | None], task: Task) -> dict[int, LoopState]:
-    """Return the states of the best and of the newest checkpoint, by step."""
-    known = {step: state for step, state in loop_states.items() if state is not None}
-    ranks = {step: checkpoint_rank(task, state) for step, state in known.items()}
+@contextmanager
+def _convert_errors(path: Path) -> Iterator[None]:
+    """Convert an error from changing a folder into an InputError of one line."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"cannot replace {path} ({reason}): correct that, then give the same command again") from None
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, a file or a link, if it exists; not what a link leads to."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def _best_step(loop_states: dict[int, LoopState], task: Task) -> int:
+    """Return the step of the best checkpoint, or of the newest if none was evaluated."""
+    ranks = {step: checkpoint_rank(task, state) for step, state in loop_states.items()}
     ranked = [(rank, -step) for step, rank in ranks.items() if rank is not None]  # of equal ranks the earliest is best
-    steps = {max(known), *([-max(ranked)[1]] if ranked else [])}
-    return {step: known[step] for step in steps}
+    return -max(ranked)[1] if ranked else max(loop_states)
 
 
-def _read_loop_state(others: CheckpointFolder, trainer: str, step: int, task: Task) -> LoopState | None:
-    """Return the state of the loop in a checkpoint of another trainer; None if it is none that a run writes.
+def _read_loop_state(others: CheckpointFolder, trainer: str, step: int, task: Task, check: CheckpointCheck) -> LoopState:
+    """Return the state of the loop in a checkpoint of another trainer.
 
     Raises:
-        InputError: the checkpoint is damaged, cannot be read, or has a version that is not converted.
+        InputError: the checkpoint is damaged, cannot be read, or has a version that is not converted; or `check` raises it.
     """
     files = FILES[trainer]
     try:
@@ -111,9 +137,12 @@ def _read_loop_state(others: CheckpointFolder, trainer: str, step: int, task: Ta
         if version < files.OLDEST_READ:
             raise InputError(
                 f"the checkpoint of step {step} in {others.path} has version {version}, and those before "
-                f"{files.OLDEST_READ} are not converted: resume once with python -m {trainer}, which writes a new one"
+                f"{files.OLDEST_READ} are not converted: {_resume_once(others, trainer)}, which writes a new one"
             )
-        return parse_loop_state(task, saved)
+        state = parse_loop_state(task, saved)
+        check(step, state)
+        assert state is not None  # `check` refuses such a checkpoint
+        return state
     except Exception as error:  # damaged files raise too many kinds of exceptions to list
         raise _unreadable_error(others, trainer, step, error) from None
 
@@ -135,8 +164,11 @@ def _read_state(others: CheckpointFolder, trainer: str, step: int, config: ViTCo
 
 def _unreadable_error(others: CheckpointFolder, trainer: str, step: int, error: Exception) -> InputError:
     """Return the error for a checkpoint that cannot be read, from the exception that reading it has raised."""
-    reason = others.damage_of(step, error)
-    return InputError(
-        f"the checkpoint of step {step} in {others.path} is damaged ({reason}): resume once with python -m {trainer}, "
-        "which resumes from the one before"
-    )
+    damage = f"the checkpoint of step {step} in {others.path} is damaged ({others.damage_of(step, error)})"
+    if len(others.steps()) == 1:
+        return InputError(f"{damage}, and there is no other: --init {others.path.parent} starts a new run from its weights")
+    return InputError(f"{damage}: {_resume_once(others, trainer)}, which resumes from the one before")
+
+
+def _resume_once(others: CheckpointFolder, trainer: str) -> str:
+    return f"resume once with python -m {trainer} --run {others.path.parent}"

@@ -118,8 +118,8 @@ class Loop:
         self._saved_step, self.state = self.done, state
         self._weight_files.recorded = state.best_files
         self.run.resume_at(self.done, state.seconds, is_evaluated=state.is_evaluated)
-        handed_over_note = handed_over.describe(self.engine.trainer) if handed_over else ""
-        self._restored_notes = [*filter(None, (handed_over_note, note))]
+        self._restored_notes = handed_over.describe(self.engine.trainer) if handed_over else []
+        self._restored_notes += filter(None, [note])
 
     def _check_checkpoint(self, step: int, state: LoopState | None) -> None:
         """Raise InputError if the run must not resume from a checkpoint, given its loop state."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from train.data import fingerprint
 from train.data.sources import Dataset
-from train.loop.checkpoint_folder import settle_converted
+from train.loop.checkpoint_folder import CheckpointFolder, settle_converted
 from train.loop.lineage import RESUMABLE, TRAINER, describe_changes, flatten, lineage_from
 from train.loop.lock import LOCK_FILE, Lock, folder_error
 from train.loop.metrics_file import Record, json_line, read_records, records_until
@@ -144,6 +144,8 @@ class RunFolder:
         _refuse_unwritable(self.path)
         _refuse_other_than_files(self.path)
         self._refuse_other_run(self.path, None, recipe)
+        if not self.may_change:
+            CheckpointFolder(checkpoints_folder(self.path), str(self._config.get(TRAINER)))
 
     def _write_description(self, path: Path, source: Dataset | None, recipe: Recipe) -> None:
         """Refuse a folder with another run; write config.json and data.json of a new one."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from train.checkpoints.trainers import trainer_of
+from train.checkpoints.trainers import FRAMEWORKS, trainer_of
 from train.loop.checkpoint_folder import converted_folder, replaced_folder
 from train.loop.lineage import TRAINER, Lineage, extend_lineage
 from train.loop.metrics_file import Record
@@ -132,7 +132,8 @@ def extended_lineage(path: Path, recipe: Recipe, trainer: str | None = None) -> 
         return []
     before = {name.removeprefix("recipe."): value for name, value in ADDED.items()} | saved["recipe"]
     step = max(_checkpoint_steps(path), default=0)
-    was = saved.get(TRAINER) or trainer_of(checkpoints_folder(path)) or trainer  # older versions recorded none
+    recorded = saved.get(TRAINER)  # older versions recorded none
+    was = recorded if recorded in (*FRAMEWORKS, trainer) else trainer_of(checkpoints_folder(path)) or trainer
     try:
         return extend_lineage(
             saved.get("lineage", []), before, recipe_to_json(recipe), (str(was), trainer or str(was)), step

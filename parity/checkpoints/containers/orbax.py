@@ -43,7 +43,7 @@ def open_(path: Path, budget: Budget | None = None) -> Contents:
         InputError: the folder is damaged; it has several steps or items, which the message lists; or tensorstore cannot
             open the path.
     """
-    _check_tensorstore(path)
+    check_tensorstore(path)
     zarr.check_path(path)
     budget, folder = budget or Budget(), _find_item(path)
     disk_usage = zarr.scan_files(folder, budget)
@@ -232,9 +232,10 @@ def _read_strings(folder: Path, keys: list[KeyPath]) -> dict[KeyPath, str]:
     return {key_path: text for key_path, text in found.items() if isinstance(text, str)}
 
 
-def _check_tensorstore(path: Path) -> None:
+def check_tensorstore(path: Path) -> None:
+    """Raise InputError if tensorstore, which reads a checkpoint, is not installed."""
     if not find_spec("tensorstore"):
-        raise InputError(f"{path} is an Orbax checkpoint: to read it, pip install orbax-checkpoint")
+        raise InputError(f"{path} is an Orbax checkpoint: to read it, pip install tensorstore")
 
 
 def _check_inodes(path: Path, specs: Mapping[str, ArraySpec]) -> None:
