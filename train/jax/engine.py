@@ -189,7 +189,7 @@ class JaxEngine:
         store.close()
 
     def _from_training_state(self, state: TrainingState) -> State:
-        """Return a training state without a framework as this engine's."""
+        """Return a training state without a framework as this engine's, whose present arrays are deleted."""
         leaves, structure = jax.tree_util.tree_flatten_with_path(self.state)
         paths = [path_names(path) for path, _ in leaves]
         parts: dict[str, dict[str, Array]] = {}
@@ -208,7 +208,9 @@ class JaxEngine:
                 array = np.full(leaf.shape, numbers[path[0]], leaf.dtype)
             else:  # constants, and what optax stores in place of moments that a parameter does not have
                 return leaf
-            return jax.make_array_from_callback(leaf.shape, leaf.sharding, array.__getitem__)
+            shape, placed = leaf.shape, leaf.sharding
+            leaf.delete()  # the devices need not hold two states
+            return jax.make_array_from_callback(shape, placed, array.__getitem__)
 
         return jax.tree.unflatten(structure, [convert(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)])
 
