@@ -193,6 +193,22 @@ def test_a_checkpoint_that_cannot_be_converted_is_named_and_stays(fault: str, tm
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("change", ["missing", "misshapen"])
+def test_a_mean_that_a_trained_parameter_lacks_is_no_mean_of_zeros(name: str, change: str, tmp_path: Path) -> None:
+    path = checkpoint_of(OTHER[name], tmp_path / "checkpoints")
+    state = FILES[OTHER[name]].read_state(path, WIDE)
+    key = {"jax": "head.weight", "torch": "head/kernel"}[name]  # of the other trainer
+    means = {each: array for each, array in state.parts["mean"].items() if each != key}
+    if change == "misshapen":
+        means[key] = np.zeros((1, 1))
+    changed = replace(state, parts={**state.parts, "mean": means})
+    with pytest.raises(ValueError, match=f"it lacks the mean of {key}|its arrays are not those of the model"):
+        engine(name, tmp_path / "own", "sgd").adopt(changed, LoopState(), tmp_path / "converted")
+    assert not (tmp_path / "converted").exists()
+
+
 def two_checkpoints(name: str, folder: Path) -> None:
     """Write two checkpoints of a trainer, of which the older one, of step 2, is the best."""
     for step, accuracy in ((2, 0.9), (4, 0.8)):
@@ -209,7 +225,8 @@ def test_a_best_checkpoint_that_is_damaged_is_left_out(name: str, tmp_path: Path
     damage_array(folder / "2")
     made = engine(OTHER[name], folder, "sgd")
     done = hand_over.hand_over(made, folder, "classes", lambda step, state: None)
-    assert done is not None and re.match("the best checkpoint, of step 2, is not converted: .* is damaged", done.note)
+    assert done is not None
+    assert re.fullmatch(r"the best checkpoint, of step 2, is damaged \(.*\), and is not converted", done.note)
     assert done.describe(made.trainer)[1] == done.note and [path.name for path in folder.iterdir()] == ["4"]
 
 
@@ -238,12 +255,17 @@ def test_a_damaged_newest_checkpoint_is_named_with_the_command_that_goes_back(tm
 
 
 @pytest.mark.usefixtures("float64")
-def test_links_and_files_in_the_place_of_kept_checkpoints_are_replaced(tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_kept_checkpoints_is_replaced_and_a_file_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     checkpoint_of("jax", folder)
     (tmp_path / "disk" / "1").mkdir(parents=True)
     folder.with_name("checkpoints-of-train.torch").symlink_to(tmp_path / "disk")
-    folder.with_name("checkpoints-of-train.jax").write_text("")
+    file = folder.with_name("checkpoints-of-train.jax")
+    file.write_text("")
+    with pytest.raises(InputError, match=f"cannot replace {file} .*: correct that, then give the same command again"):
+        take_over("torch", folder, "sgd")
+    file.unlink()
+    settle_converted(folder)  # as a run does at its start
     take_over("torch", folder, "sgd").close()
     assert (tmp_path / "disk" / "1").is_dir() and not folder.with_name("checkpoints-of-train.torch").is_symlink()
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parity.checkpoints.containers import ocdbt, orbax, zarr
 from parity.checkpoints.containers.budget import Budget
@@ -70,6 +69,14 @@ def read_state(path: Path, config: ViTConfig) -> TrainingState:
     if damage := find_damage(path):
         raise ValueError(damage)
     check_tree(path)
+    try:
+        return _read_verified(path, config)
+    except InputError as error:
+        raise ValueError(_shorten(error, path)) from None
+
+
+def _read_verified(path: Path, config: ViTConfig) -> TrainingState:
+    """Read a checkpoint whose metadata can be opened, and verify its arrays."""
     metadata, arrays = _read_metadata(path), orbax.open_(path / "state").arrays
     expected = {_parse_keystr(name): checksum for name, checksum in metadata["digest"].items()}
     if lacking := expected.keys() ^ arrays.keys():
@@ -147,12 +154,15 @@ def _checksum(array: StoredArray) -> int:
         found = array.read(start, min(start + _CHUNK, array.size)).view(words).astype(np.uint32)
         first = start * per_entry
         index = np.arange(first, first + len(found), dtype=np.uint64).astype(np.uint32)
-        total += int(_mix(found ^ _mix(index)).sum(dtype=np.uint64))
+        total += int(mix(found ^ mix(index)).sum(dtype=np.uint64))
     return total % 2**32
 
 
-def _mix(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return a permutation of the integers below 2^32 in which each bit depends on all (lowbias32, by C. Wellons)."""
+def mix(x: Any) -> Any:
+    """Return a permutation of the integers below 2^32 in which each bit depends on all (lowbias32, by C. Wellons).
+
+    x: an array of uint32, of numpy or jax.
+    """
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
     x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
     return x ^ (x >> np.uint32(16))

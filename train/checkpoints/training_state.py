@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parity.checkpoints.conversion import ArrayConversion, plan_conversion
 from parity.checkpoints.formats import get
@@ -55,10 +56,10 @@ class TrainingState:
     step: int
     updates: int
     sound: bool
-    _plans: dict[tuple[str, str], dict[str, ArrayConversion]] = field(default_factory=dict, repr=False)
+    _plans: dict[tuple[str, str], dict[str, ArrayConversion]] = field(default_factory=dict, init=False, repr=False)
 
     def array(self, part: str, key: str, format: str, dtype: Any) -> Array:
-        """Return an array as a format stores it, bit for bit; zeros for the moments of frozen parameters.
+        """Return an array as a format stores it, bit for bit; zeros for moments of parameters that have no mean.
 
         Args:
             part: one of `PARTS`.
@@ -78,6 +79,16 @@ class TrainingState:
         if found.dtype != expected:
             raise ValueError(f"the {part} of {key} is {found.dtype}, expected {expected}")
         return found
+
+    def check_moments(self, multipliers: Mapping[str, NDArray[np.float64]]) -> None:
+        """Raise ValueError unless each parameter that is trained has a mean.
+
+        multipliers: what `train.recipes.param_groups.lr_multipliers` returns.
+        """
+        for key, (row, block) in _owners(self.config, self.format).items():
+            is_trained = np.any(multipliers[row] if block is None else multipliers[row][block])
+            if is_trained and key not in self.parts.get(MEAN, {}):
+                raise ValueError(f"it lacks the {MEAN} of {key}")
 
     def _keys_of(self, owner: _Owner) -> list[str]:
         """Return the keys of this state that have entries of a parameter."""
@@ -126,7 +137,7 @@ def without_placeholders(parts: Mapping[str, Arrays], config: ViTConfig, format:
     def is_moment(part: str, key: str, array: Any) -> bool:
         if part in (ROW, COLUMN):
             return bool(factored_axes(of_jax[owners[key].row], config))
-        return bool(array.shape == weights[key].shape)
+        return part != SQUARE or array.shape == weights[key].shape
 
     return {
         part: {key: each for key, each in arrays.items() if is_moment(part, key, each)} for part, arrays in parts.items()

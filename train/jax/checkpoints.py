@@ -12,7 +12,7 @@ from jax import Array
 from orbax.checkpoint import v1 as ocp
 
 from parity.checkpoints.containers import zarr
-from train.checkpoints.orbax_files import MIXED_CHECKSUMS, VERSION, check_tree, find_damage
+from train.checkpoints.orbax_files import MIXED_CHECKSUMS, VERSION, check_tree, find_damage, mix
 from train.jax.parameter_tree import Tree
 from train.jax.runtime import is_of_lost_process
 from train.loop.checkpoint_folder import CheckpointFolder, JSONCheck
@@ -208,7 +208,7 @@ def _sums(arrays: list[Array], *, is_mixed: bool) -> list[Array]:
         word = {1: jnp.uint8, 2: jnp.uint16}.get(bits.dtype.itemsize, jnp.uint32)
         words = jax.lax.bitcast_convert_type(bits, word).astype(jnp.uint32)
         index = _indices(words.shape)
-        return (_mix(words ^ _mix(index)) if is_mixed else words * (2 * index + 1)).sum(dtype=jnp.uint32)
+        return (mix(words ^ mix(index)) if is_mixed else words * (2 * index + 1)).sum(dtype=jnp.uint32)
 
     return [total(x) for x in arrays]
 
@@ -218,10 +218,3 @@ def _indices(shape: tuple[int, ...]) -> Array:
     strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
     iotas = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(s) for axis, s in enumerate(strides)]
     return sum(iotas, start=jnp.zeros((), jnp.uint32))
-
-
-def _mix(x: Array) -> Array:
-    """Return a permutation of the integers below 2^32 in which each bit depends on all (lowbias32, by C. Wellons)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-    return x ^ (x >> 16)

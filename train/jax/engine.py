@@ -36,6 +36,7 @@ from train.loop.process import release_freed_memory
 from train.loop.teacher import Teacher
 from train.mesh import describe, images_per_device, replication_note
 from train.recipes import Recipe, Task
+from train.recipes.param_groups import lr_multipliers
 from train.recipes.schedule import ema_step_size
 from vit_jax.compilation import fast_compile_options
 from vit_jax.noise import random_key
@@ -182,8 +183,9 @@ class JaxEngine:
 
     def adopt(self, state: TrainingState, loop_state: LoopState, folder: Path) -> None:
         """Take over the training state of a checkpoint of `train.torch`, and write it to a checkpoint in another folder."""
+        state.check_moments(lr_multipliers(self.config, freeze=self._recipe.optimizer.freeze))
         self.state = self._from_training_state(state)
-        store = CheckpointStore(folder, keep=2)
+        store = CheckpointStore(folder, keep=2)  # the best and the newest
         rank = checkpoint_rank(self._task, loop_state)
         store.save(state.step, self.state, loop_state.to_json(), rank=rank)
         store.close()

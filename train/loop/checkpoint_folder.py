@@ -124,7 +124,7 @@ class CheckpointFolder:
         reason = " ".join(str(_first_cause(error)).split())[:120] or type(error).__name__
         if _is_environment_error(error):
             what = f"the checkpoint of step {step} in {self.path} cannot be read, but may be intact ({reason})"
-            raise InputError(f"{what}: remove the cause, then give the same --run") from None
+            raise InputError(f"{what}: remove the cause, then give the same --run or --resume") from None
         return reason
 
     def check_version(self, step: int, version: int, newest: int) -> None:

@@ -5,7 +5,7 @@ numbers (`train.checkpoints.training_state`).  The new checkpoints are written b
 all are complete; the old ones stay in a folder of their own.
 """
 
-import shutil
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 from train.checkpoints import orbax_files, shard_files
 from train.checkpoints.trainers import FRAMEWORKS, trainer_of
-from train.checkpoints.training_state import TrainingState
 from train.loop.checkpoint_folder import (
     CheckpointFolder,
     checkpoint_rank,
     converted_folder,
     parse_loop_state,
+    remove_checkpoint,
     replaced_folder,
 )
 from train.loop.engine import CheckpointCheck, Engine
 from train.loop.loop_state import LoopState
 from train.recipes import Task
-from vit_spec import InputError, ViTConfig
+from vit_spec import InputError
 
 FILES = {"train.jax": orbax_files, "train.torch": shard_files}
 
@@ -67,7 +67,7 @@ def hand_over(engine: Engine, folder: Path, task: Task, check: CheckpointCheck) 
     trainer = trainer_of(folder) or trainer_of(replaced_folder(folder))
     if trainer is None or trainer == engine.trainer:
         return None
-    others, converted = CheckpointFolder(folder, trainer), converted_folder(folder)
+    others = CheckpointFolder(folder, trainer)
     if engine.is_main:
         with _convert_errors(folder):
             others.settle_replaced()
@@ -77,26 +77,41 @@ def hand_over(engine: Engine, folder: Path, task: Task, check: CheckpointCheck) 
     for step in older:
         with suppress(InputError):  # only the newest has to be one of this run, and readable
             loop_states[step] = _read_loop_state(others, trainer, step, task, check)
-    note = ""
-    if (best := _best_step(loop_states, task)) != newest:
-        try:
-            engine.adopt(_read_state(others, trainer, best, engine.config), loop_states[best], converted)
-        except ValueError as error:  # also an InputError
-            note = f"the best checkpoint, of step {best}, is not converted: {error}"
-    try:
-        engine.adopt(_read_state(others, trainer, newest, engine.config), loop_states[newest], converted)
-    except ValueError as error:
-        raise _unreadable_error(others, trainer, newest, error) from None
+    note, best = "", _best_step(loop_states, task)
+    if best != newest and (damage := _convert(engine, others, trainer, best, loop_states[best])):
+        note = f"the best checkpoint, of step {best}, is damaged ({damage}), and is not converted"
+    if damage := _convert(engine, others, trainer, newest, loop_states[newest]):
+        raise _damage_error(others, trainer, newest, damage)
     kept, stale = (folder.with_name(f"{folder.name}-of-{name}") for name in (trainer, engine.trainer))
     if engine.is_main:
         for path in (kept, stale):  # of an earlier change of the trainer
             with _convert_errors(path):
-                _remove(path)
+                if os.path.lexists(path):
+                    remove_checkpoint(path)
         with _convert_errors(folder):
             folder.rename(kept)
-            converted.rename(folder)
+            converted_folder(folder).rename(folder)
     engine.synchronize()  # no process opens the folder before
     return HandedOver(trainer, kept, note)
+
+
+def _convert(engine: Engine, others: CheckpointFolder, trainer: str, step: int, loop_state: LoopState) -> str:
+    """Convert a checkpoint of another trainer, and return ""; or why it is damaged.
+
+    Raises:
+        InputError: it cannot be read for a reason other than its content, or the new one cannot be written.
+    """
+    try:
+        state = FILES[trainer].read_state(others.path / str(step), engine.config)
+        if state.step != step:  # a copy under another name
+            raise ValueError(f"its content is that of step {state.step}")
+    except Exception as error:  # damaged files raise too many kinds of exceptions to list
+        return others.damage_of(step, error)
+    try:
+        engine.adopt(state, loop_state, converted_folder(others.path))
+    except ValueError as error:
+        return others.damage_of(step, error)
+    return ""
 
 
 @contextmanager
@@ -107,14 +122,6 @@ def _convert_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"cannot replace {path} ({reason}): correct that, then give the same command again") from None
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder, a file or a link, if it exists; not what a link leads to."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
 
 
 def _best_step(loop_states: dict[int, LoopState], task: Task) -> int:
@@ -144,30 +151,15 @@ def _read_loop_state(others: CheckpointFolder, trainer: str, step: int, task: Ta
         assert state is not None  # `check` refuses such a checkpoint
         return state
     except Exception as error:  # damaged files raise too many kinds of exceptions to list
-        raise _unreadable_error(others, trainer, step, error) from None
+        raise _damage_error(others, trainer, step, others.damage_of(step, error)) from None
 
 
-def _read_state(others: CheckpointFolder, trainer: str, step: int, config: ViTConfig) -> TrainingState:
-    """Return the training state in a checkpoint of another trainer.
-
-    Raises:
-        InputError: the checkpoint is damaged, or cannot be read.
-    """
-    try:
-        state = FILES[trainer].read_state(others.path / str(step), config)
-        if state.step != step:  # a copy under another name
-            raise ValueError(f"its content is that of step {state.step}")
-        return state
-    except Exception as error:  # as above
-        raise _unreadable_error(others, trainer, step, error) from None
-
-
-def _unreadable_error(others: CheckpointFolder, trainer: str, step: int, error: Exception) -> InputError:
-    """Return the error for a checkpoint that cannot be read, from the exception that reading it has raised."""
-    damage = f"the checkpoint of step {step} in {others.path} is damaged ({others.damage_of(step, error)})"
+def _damage_error(others: CheckpointFolder, trainer: str, step: int, damage: str) -> InputError:
+    """Return the error for a damaged newest checkpoint, with the remedy."""
+    what = f"the checkpoint of step {step} in {others.path} is damaged ({damage})"
     if len(others.steps()) == 1:
-        return InputError(f"{damage}, and there is no other: --init {others.path.parent} starts a new run from its weights")
-    return InputError(f"{damage}: {_resume_once(others, trainer)}, which resumes from the one before")
+        return InputError(f"{what}, and there is no other: --init {others.path.parent} starts a new run from its weights")
+    return InputError(f"{what}: {_resume_once(others, trainer)}, which resumes from the one before")
 
 
 def _resume_once(others: CheckpointFolder, trainer: str) -> str:

@@ -24,6 +24,7 @@ from train.loop.peak_flops import peak_flops
 from train.loop.teacher import Teacher
 from train.mesh import describe, images_per_device, replication_note
 from train.recipes import Recipe, Task
+from train.recipes.param_groups import lr_multipliers
 from train.recipes.schedule import ema_step_size
 from train.torch.checkpoints import CheckpointStore, Snapshot
 from train.torch.losses import loss_and_metric, soft_targets
@@ -299,6 +300,7 @@ class TorchEngine:
 
     def adopt(self, state: TrainingState, loop_state: LoopState, folder: Path) -> None:
         """Take over the training state of a checkpoint of `train.jax`, and write it to a checkpoint in another folder."""
+        state.check_moments(lr_multipliers(self.config, freeze=self._recipe.optimizer.freeze))
         tensors, parts = self._tensors(), dict[str, dict[str, Tensor]]()
         for name, (_, entries) in tensors.items():
             part, _, key = name.partition(".")
@@ -309,7 +311,7 @@ class TorchEngine:
                 with torch.no_grad():  # factored moments are the same in all processes
                     entries.copy_(place.own(whole) if entries.shape == place.entries.shape else whole)
         self._set_numbers(state.step, state.updates, state.sound)
-        store = CheckpointStore(folder, keep=2)
+        store = CheckpointStore(folder, keep=2)  # the best and the newest
         rank = checkpoint_rank(self._task, loop_state)
         store.save(state.step, self._snapshot(), loop_state.to_json(), rank=rank)
         store.close()

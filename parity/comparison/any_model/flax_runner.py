@@ -197,7 +197,7 @@ class FlaxRunner:
 
         with exact_jax(self._traced), scopes_for_modules() as self.training:
             traced = jax.jit(step).trace(*self._arguments(self._traced))
-        # Without optimization, the gradient of a strided convolution takes a thousand times as long.
+        # The gradient of a strided convolution that is not optimized takes longer than everything else.
         options = None if has_operation(traced.jaxpr.jaxpr, "conv_general_dilated") else QUICK_COMPILE
         if self._traced == "float64":
             self.parts = fixed_parts(traced.jaxpr)

@@ -24,6 +24,7 @@ import vit_jax
 import vit_spec
 import vit_torch
 from parity.comparison.any_model.assertion import assert_parity, compare_models
+from parity.comparison.any_model.trace.scope import has_operation
 from tests import ROOT
 from tests.pairs_of_models import (
     TOKENS,
@@ -808,3 +809,16 @@ def test_a_package_of_the_same_name_is_an_error_of_the_fixture_alone(tmp_path: P
     assert "1 passed, 1 error" in done.stdout
     where = tmp_path / "parity" / "__init__.py"
     assert f"{where} is imported as 'parity' instead of the package of twin-vision-transformers" in done.stdout
+
+
+@pytest.mark.parametrize("layer", [linen.Conv(2, (3, 3)), linen.Dense(2)])
+def test_convolutions_are_found_inside_other_functions(layer: Any) -> None:
+    """Models with them are compiled with optimizations, since XLA computes their gradients very slowly without."""
+    images = np.ones((1, 4, 4, 3), np.float32)
+    variables = layer.init(jax.random.key(0), images)
+
+    def add_up(images: Any) -> Any:
+        return jax.lax.scan(lambda total, x: (total + layer.apply(variables, x).sum(), ()), 0.0, images)
+
+    jaxpr = jax.make_jaxpr(jax.jit(add_up))(images[None]).jaxpr
+    assert has_operation(jaxpr, "conv_general_dilated") == isinstance(layer, linen.Conv)
