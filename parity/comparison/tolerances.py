@@ -47,6 +47,15 @@ model is correct in isolation.  Each part is given the reference's input, and it
 above, or within the measured rounding errors of that part alone.  One part amplifies little, even where a whole model
 amplifies much.
 
+**Long sums.** A sum of n terms in float32 has an error of up to about c sqrt(n) unit roundoffs of the sum of the
+magnitudes, with probability 1 - 2 exp(-c^2/2) if rounding errors are independent (Higham and Mary, A New Approach to
+Probabilistic Rounding Error Analysis, 2019, theorem 2.4).  If the terms are added in pairs, the error is a few roundoffs.
+Libraries choose the order for speed.  Of two right models that sum over all pixels of a batch, one may have ten times the
+error of the other.  So where two models fail G1, `assert_parity` runs each with every operation computed in float64 and
+its results rounded to float32, which leaves the errors of the formulas.  These decide, if the actual errors are at most
+`long_sum_error(n)` for the longest sum: c is 5, and the error is at most a quarter of the unit roundoff of TF32, so that
+products in a lower precision do not pass for long sums.
+
 **Tensors that cannot be judged.** The report names these, and they count as neither right nor wrong:
 
 - a tensor whose measured rounding errors are more than `MAX_TOLERANCE`: such a wide tolerance would hide wrong formulas;
@@ -105,6 +114,14 @@ def five_sigma_factor(entries: float) -> float:
     entries: number of independent entries in each root-mean-square; less than 1 counts as 1.
     """
     return math.exp(5 / math.sqrt(max(entries, 1)))
+
+
+def long_sum_error(terms: int) -> float:
+    """Return the largest relRMS in float32 that the order in which n terms are added explains.
+
+    terms: n, the number of terms of the longest sum.
+    """
+    return min(5 * math.sqrt(terms) * UNIT_ROUNDOFF["float32"], UNIT_ROUNDOFF["tf32"] / 4)
 
 
 @dataclass(frozen=True)
@@ -281,6 +298,11 @@ class ErrorBudget:
             # Few entries may have all of the error, for example those of a softmax with two nearly equal scores.
             slack_max = self.rounding.largest
         return far <= RMS_ERROR_RATIO * factor * near + slack and high <= MAX_ERROR_RATIO * factor * low + slack_max
+
+    def are_of_sums(self, a: ErrorNorms, b: ErrorNorms, *, terms: int, scale: float = 0.0) -> bool:
+        """Return whether both errors may be those of sums of so many terms; `scale` is that of `accepts`."""
+        limit = max(self.tolerance, long_sum_error(terms))
+        return all(error.norm <= limit * error.reference_size(scale) < math.inf for error in (a, b))
 
     def accepts(self, a: ErrorNorms, b: ErrorNorms, *, scale: float = 0.0, entries: int | None = None) -> bool:
         """Return whether both errors are within the tolerance, and neither is much larger than the other.

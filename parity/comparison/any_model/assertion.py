@@ -152,6 +152,6 @@ def compare_models(
         comparison.try_order_of_use()
     if level == "precision":
         models.run("float32")
-        if models.is_only_gradient_inexact:
-            models.run_with_choices()
+        if models.is_only_inexact:
+            models.run_by_operation()
     return comparison.report(level)

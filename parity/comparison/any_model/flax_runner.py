@@ -11,12 +11,13 @@ from parity.checkpoints.layout import Array
 from parity.comparison.any_model.outputs import Loss, check_loss, default_loss, named_arrays
 from parity.comparison.any_model.random_masks import MaskStream
 from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
-from parity.comparison.any_model.trace.choices import Choices, ChoosingEvaluator
+from parity.comparison.any_model.trace.choices import Arithmetic, Choices, ChoosingEvaluator
 from parity.comparison.any_model.trace.fixed_parts import FixedPart, fixed_parts
 from parity.comparison.any_model.trace.flax_graph import record_flax, trace
 from parity.comparison.any_model.trace.flax_modules import name_modules_of, scopes_for_modules
 from parity.comparison.any_model.trace.graph import Graph
 from parity.comparison.any_model.trace.jaxpr import JaxprEvaluator
+from parity.comparison.any_model.trace.rounded_operations import longest_sum
 from parity.comparison.any_model.trace.scope import Scope, has_operation
 from parity.comparison.any_model.weights import flatten
 from parity.comparison.framework_settings import QUICK_COMPILE, exact_jax
@@ -37,6 +38,7 @@ class FlaxRunner:
         statistics: running statistics that the last run has returned, by key.
         skipped: names and types of the parts of the return value that are no arrays.
         constants: keys of the weights that have no counterpart in the other model.
+        longest_sum: the largest number of terms that an operation adds, known after `run_by_operation`.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class FlaxRunner:
         self.skipped: dict[str, str] = {}
         self.constants: frozenset[str] = frozenset()
         self.statistics: Tensors = {}
+        self.longest_sum = 1
         self._dtype = "float64"
         self._order: list[str] = []
         self._names: tuple[str, ...] = ()
@@ -123,13 +126,15 @@ class FlaxRunner:
             returned = compiled(*arguments)
         return self._by_name(returned)
 
-    def run_with_choices(self, choices: Choices, names: Sequence[str]) -> Iterator[tuple[Tensors, Tensors, Tensors]]:
-        """Yield the same as `run`, in float32 and then in float64 with the choices of float32.
+    def run_by_operation(
+        self, choices: Choices, arithmetics: Sequence[Arithmetic], names: Sequence[str]
+    ) -> Iterator[tuple[Tensors, Tensors, Tensors]]:
+        """Yield the same as `run` in each arithmetic, the first of which is float32 and records the choices.
 
-        Both runs are of one trace in float32, operation by operation, so that each choice is that of the float32 result.
+        All runs are of one trace in float32, operation by operation, so that each choice is that of the float32 result.
 
         Raises:
-            OtherOperationsError: the run in float64 computes other operations.
+            OtherOperationsError: a later run computes other operations.
         """
         import jax
 
@@ -137,11 +142,13 @@ class FlaxRunner:
         self._compiled.clear()
         with exact_jax("float32"):
             traced = jax.jit(self._step()).trace(*self._arguments("float32"))
-        structure = jax.tree.structure(traced.out_info)
-        for dtype in ("float32", "float64"):
-            evaluator = ChoosingEvaluator(choices, self._replace, exact=dtype == "float64")
-            with exact_jax(dtype):
+        structure, self.longest_sum = jax.tree.structure(traced.out_info), longest_sum(traced.jaxpr.jaxpr)
+        for arithmetic in arithmetics:
+            dtype = "float64" if arithmetic == "float64" else "float32"
+            evaluator = ChoosingEvaluator(choices, self._replace, arithmetic)
+            with exact_jax("float32" if arithmetic == "float32" else "float64"):
                 leaves = evaluator.run(traced.jaxpr, jax.tree.leaves(self._arguments(dtype)), Scope())
+            choices.rewind()
             yield self._by_name(jax.tree.unflatten(structure, leaves))
 
     def _step(self) -> Callable[..., Any]:

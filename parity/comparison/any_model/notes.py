@@ -68,6 +68,7 @@ def notes(models: BothModels, misleading: Sequence[tuple[str, str]], of_classes:
             f"rounding to float32 changes {' and '.join(several)}, such as those of ReLU or of a maximum: the gradients in "
             "float32 are compared with those in float64 that make the same choices"
         )
+    yield from _notes_on_sums(models)
     if fixed := _unequal_fixed_keys(models):
         which = f"{_listed(fixed)} of torch, which no optimizer trains"
         yield f"the values of {which}, differ between the two models: both ran with those of {models.source}"
@@ -77,6 +78,17 @@ def notes(models: BothModels, misleading: Sequence[tuple[str, str]], of_classes:
         keys = _listed([*dict.fromkeys(models.unbiased)])
         yield f"PyTorch divides the running variance of {keys} by n - 1, and Flax by n; here both divide by n - 1"
     yield from _notes_on_training(models)
+
+
+def _notes_on_sums(models: BothModels) -> Iterator[str]:
+    """Yield which tensors pass G1 because the order in which a library adds explains their errors."""
+    rounded = [(row.label, *row.rounded) for row in models.rows if row.rounded]
+    if rounded:
+        yield (
+            f"sums of up to {models.flax.longest_sum:,} terms have other errors in another order: if each operation is "
+            "computed in float64 and its result rounded to float32, flax and torch differ from float64 by "
+            f"{_listed([f'{flax:.1e} and {torch:.1e} in {name}' for name, flax, torch in rounded])}"
+        )
 
 
 def _notes_on_inputs(models: BothModels) -> Iterator[str]:

@@ -41,6 +41,8 @@ class TensorRow:
         budget: the tolerance of G1.
         flax, torch: float32 error of each model: relRMS from PyTorch's float64 result, of gradients from the model's own
             with the same choices if rounding changes some; None if only float64 was run, and for dropouts.
+        rounded: the same errors if each operation is computed in float64 and its results are rounded to float32, of a
+            tensor that passes G1 by these alone.
     """
 
     name: str
@@ -50,6 +52,7 @@ class TensorRow:
     budget: ErrorBudget
     flax: float | None = None
     torch: float | None = None
+    rounded: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:

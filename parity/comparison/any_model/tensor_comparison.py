@@ -1,7 +1,8 @@
 """The comparison of the tensors of two models, one by one, with the tolerances of G0 and G1."""
 
 from collections.abc import Mapping
-from functools import reduce
+from dataclasses import dataclass
+from functools import partial, reduce
 from types import MappingProxyType
 
 import numpy as np
@@ -21,23 +22,43 @@ from parity.comparison.tolerances import (
 _SMALL = 1e-4  # entries of an output that are smaller than this share of the largest are also compared on their own
 
 
+@dataclass(frozen=True)
+class OperationRuns:
+    """What a model returns that runs operation by operation, each time with the choices of its run in float32.
+
+    rounded: with each operation computed in float64, and its results rounded to float32.
+    """
+
+    float32: Tensors
+    float64: Tensors
+    rounded: Tensors
+
+
 def compare_tensors(
-    runs: Mapping[str, Tensors], of_same_choices: Mapping[str, tuple[Tensors, Tensors]] = MappingProxyType({})
+    runs: Mapping[str, Tensors],
+    by_operation: Mapping[str, OperationRuns] = MappingProxyType({}),
+    has_other_choices: bool = False,
+    longest_sum: int = 1,
 ) -> tuple[TensorRow, ...]:
     """Return the comparison of every tensor, and of the gradients of all parameters as one vector.
 
     Args:
         runs: as in `PairReport`.
-        of_same_choices: by framework, gradients in float32 and in float64 that are compared instead of those in `runs`.
+        by_operation: runs by framework, which may show why a tensor fails G1.
+        has_other_choices: whether float32 makes other choices than float64; then the gradients of `by_operation` are
+            compared instead of those in `runs`.
+        longest_sum: the largest number of terms that an operation of the models adds.
     """
     reference = runs["torch float64"]
     sides = [runs[side] for side in ("flax float64", "flax float32", "torch float32") if side in runs]
     errors = {name: [error_of(name, side[name], tensor) for side in sides] for name, tensor in reference.items()}
-    if of_same_choices:
-        pairs = [of_same_choices[framework] for framework in ("flax", "torch")]
-        for name in errors:
-            if name in pairs[0][0]:
-                errors[name][1:] = [error_of(name, rounded[name], exact[name]) for rounded, exact in pairs]
+    both = [by_operation[framework] for framework in ("flax", "torch")] if by_operation else []
+    for name in errors if both else ():
+        is_gradient = name.startswith(GRADIENT_OF)
+        if is_gradient and has_other_choices:
+            errors[name][1:] = [error_of(name, each.float32[name], each.float64[name]) for each in both]
+        exact = [each.float64[name] if is_gradient else reference[name] for each in both]
+        errors[name] += [error_of(name, each.rounded[name], of) for each, of in zip(both, exact, strict=True)]
     of_outputs = {
         name: output_difference(name, runs["flax float64"][name], tensor)
         for name, tensor in reference.items()
@@ -64,12 +85,16 @@ def compare_tensors(
         }
         budget = ErrorBudget(float64_error=max(differences.values(), default=0.0))
         for name in group:
-            scale, (_, *float32_errors) = scales.get(name, 0.0), errors[name]
-            is_tested = float32_errors and not name.startswith(GRADIENT_OF)
-            same_precision = not is_tested or budget.accepts(*float32_errors, scale=scale, entries=entries[name])
-            relative = [error.relative_rms(scale) for error in float32_errors]
+            scale, (_, *of_float32), of_rounded = scales.get(name, 0.0), errors[name][:3], errors[name][3:]
+            accepts = partial(budget.accepts, scale=scale, entries=entries[name])
+            same_precision = not of_float32 or name.startswith(GRADIENT_OF) or accepts(*of_float32)
+            rounded: tuple[float, ...] = ()
+            if not same_precision and of_rounded and budget.are_of_sums(*of_float32, terms=longest_sum, scale=scale):
+                same_precision = accepts(*of_rounded)
+                rounded = tuple(error.relative_rms(scale) for error in of_rounded) if same_precision else ()
+            flax, torch = (error.relative_rms(scale) for error in of_float32) if of_float32 else (None, None)
             same_function = differences[name] <= FLOAT64_TOLERANCE
-            rows.append(TensorRow(name, differences[name], same_function, same_precision, budget, *relative))
+            rows.append(TensorRow(name, differences[name], same_function, same_precision, budget, flax, torch, rounded))
     return tuple(rows)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.any_model.outputs import Loss, Permutations, check_loss, default_loss, named_arrays, permute
 from parity.comparison.any_model.random_masks import MaskStream
 from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
-from parity.comparison.any_model.trace.choices import Choices, choose_in_torch
+from parity.comparison.any_model.trace.choices import Arithmetic, Choices, choose_in_torch
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.graph import Graph
 from parity.comparison.any_model.trace.numbers import intended_number
@@ -74,16 +74,26 @@ class TorchRunner:
                 returned = _call(own, tensors, "float64")
         return {name: tuple(tensor.shape) for name, tensor in named_arrays(returned, skipped=self.skipped)}
 
-    def run(self, dtype: str, names: Mapping[str, str], choices: Choices | None = None) -> Tensors:
+    def run_by_operation(
+        self, choices: Choices, arithmetics: Sequence[Arithmetic], names: Mapping[str, str]
+    ) -> Iterator[Tensors]:
+        """Yield the same as `run` in each arithmetic, the first of which is float32 and records the choices.
+
+        Raises:
+            OtherOperationsError: a later run computes other operations.
+        """
+        for arithmetic in arithmetics:
+            dtype = "float64" if arithmetic == "float64" else "float32"
+            yield self.run(dtype, names, choose_in_torch(choices, arithmetic))
+            choices.rewind()
+
+    def run(self, dtype: str, names: Mapping[str, str], mode: AbstractContextManager[Any] | None = None) -> Tensors:
         """Return outputs, loss and all gradients by name, all in the order of axes in Flax except those of parameters.
 
         Args:
             dtype: "float64" or "float32".
             names: the names of Flax's outputs that are compared, with those of PyTorch's.
-            choices: filled by a run in float32, and made by one in float64; without it each run makes its own.
-
-        Raises:
-            OtherOperationsError: the run in float64 computes other operations than the one whose choices it makes.
+            mode: the context in which the forward and the backward pass run.
         """
         import torch
 
@@ -95,8 +105,8 @@ class TorchRunner:
             tensors = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors]
             if dtype == "float64":
                 stack.enter_context(all_in_float64(own, parts))
-            if choices is not None:
-                stack.enter_context(choose_in_torch(choices, exact=dtype == "float64"))
+            if mode is not None:
+                stack.enter_context(mode)
             with self._given_masks():
                 # Copies, because a model may change its inputs in place, which autograd forbids for leaves.
                 before = torch.get_rng_state()

@@ -7,7 +7,8 @@ choices: both are gradients of the same smooth function.
 """
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from parity.checkpoints.arrays import as_array
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.fixed_parts import narrow_float
 from parity.comparison.any_model.trace.jaxpr import UnrolledEvaluator
+from parity.comparison.any_model.trace.rounded_operations import is_rounded_in_jax, round_in_jax, round_in_torch
 from parity.comparison.any_model.trace.scope import Scope
 from parity.comparison.tolerances import AMPLIFIED_ERROR_FACTOR, FLOAT32_TOLERANCE
 
@@ -27,6 +29,10 @@ _CHOOSING_OPERANDS = {
     "hardshrink_backward": 1,
     "softshrink_backward": 1,
 }
+# How a run computes: in float32, which records its choices; in float64, which makes and counts them; or, with the same
+# choices, each operation in float64 whose results are rounded to float32.
+Arithmetic = Literal["float32", "float64", "rounded"]
+
 _SIGNS = ("sign", "sgn")
 _UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided")  # their results say nothing
 _JUMP = 1e-3  # relative change of an entry that counts as another choice, and not as rounding
@@ -37,10 +43,10 @@ class OtherOperationsError(Exception):
 
 
 class Choices:
-    """The choices of one run of a model, in the order of its operations, and how many of them another run would change.
+    """The choices of one run of a model, in the order of its operations, and how many of them one in float64 would change.
 
     Attributes:
-        entries: number of entries that the second run has chosen.
+        entries: number of entries that the run in float64 has chosen.
         changed: number of those that it would have chosen otherwise.
     """
 
@@ -52,6 +58,10 @@ class Choices:
     def record(self, name: str, array: Array) -> None:
         """Keep the next choice of an operation."""
         self._arrays[name].append(array.copy())
+
+    def rewind(self) -> None:
+        """Let the next run make the recorded choices from the first one on."""
+        self._used.clear()
 
     def recorded(self, name: str, shape: tuple[int, ...]) -> Array:
         """Return the next choice of an operation, which has the same shape as in the first run.
@@ -85,25 +95,28 @@ class Choices:
 
 
 class ChoosingEvaluator(UnrolledEvaluator):
-    """Evaluates a jaxpr as it is and records its choices, or in float64 with the recorded choices.
+    """Evaluates a jaxpr in an arithmetic, and records its choices or makes the recorded ones."""
 
-    exact: whether to evaluate in float64, with the recorded choices.
-    """
+    def __init__(self, choices: Choices, replace: Any, arithmetic: Arithmetic) -> None:
+        super().__init__(replace, exact=arithmetic == "float64")
+        self._choices, self._arithmetic = choices, arithmetic
 
-    def __init__(self, choices: Choices, replace: Any, exact: bool) -> None:
-        super().__init__(replace, exact)
-        self._choices = choices
+    def operation(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+        if self._arithmetic == "rounded" and is_rounded_in_jax(equation):
+            return round_in_jax(equation, values)
+        return super().operation(equation, values)
 
     def bind(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
         name, found = equation.primitive.name, super().bind(equation, values, scope)
         if name in _CHOOSING_OPERANDS:
             n = _CHOOSING_OPERANDS[name]
-            if not self._exact:
+            if self._arithmetic == "float32":
                 self._choices.record(name, np.asarray(values[n]))
                 return found
-            operand = self._choices.recorded(name, np.shape(values[n])).astype(np.float64)
+            operand = self._choices.recorded(name, np.shape(values[n])).astype(values[n].dtype)
             chosen = super().bind(equation, [*values[:n], operand, *values[n + 1 :]], scope)
-            self._choices.count(*(np.asarray(each[0]) for each in (found, chosen)))
+            if self._exact:
+                self._choices.count(*(np.asarray(each[0]) for each in (found, chosen)))
             return chosen
         return [self._chosen(name, each) for each in found] if any(map(_is_floating, values)) else found
 
@@ -113,19 +126,17 @@ class ChoosingEvaluator(UnrolledEvaluator):
 
         if _is_floating(own) and name not in _SIGNS:
             return own
-        if not self._exact:
+        if self._arithmetic == "float32":
             self._choices.record(name, np.asarray(own))
             return own
         chosen = self._choices.recorded(name, own.shape).astype(own.dtype)
-        self._choices.count(np.asarray(own), chosen)
+        if self._exact:
+            self._choices.count(np.asarray(own), chosen)
         return jnp.asarray(chosen)
 
 
-def choose_in_torch(choices: Choices, *, exact: bool) -> Any:
-    """Return a context manager in which PyTorch records the choices of its operations, or makes the recorded ones.
-
-    exact: whether to make the recorded ones, as the operations are in float64.
-    """
+def choose_in_torch(choices: Choices, arithmetic: Arithmetic) -> Any:
+    """Return a context manager in which PyTorch records the choices of its operations, or makes the recorded ones."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves, tree_map
@@ -138,24 +149,29 @@ def choose_in_torch(choices: Choices, *, exact: bool) -> Any:
         is_choice = isinstance(own, torch.Tensor) and (not own.is_floating_point() or name in _SIGNS)
         if not is_choice or own.is_complex():
             return own
-        if not exact:
+        if arithmetic == "float32":
             choices.record(name, as_array(own))
             return own
         found = recorded(name, own)
-        choices.count(as_array(own), as_array(found))
+        if arithmetic == "float64":
+            choices.count(as_array(own), as_array(found))
         return found
+
+    def computed(function: Any, args: Any, kwargs: Any) -> Any:
+        return round_in_torch(function, args, kwargs) if arithmetic == "rounded" else function(*args, **kwargs)
 
     class Choosing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs, name = kwargs or {}, function._schema.name.partition("::")[2]
-            found = function(*args, **kwargs)
+            found = computed(function, args, kwargs)
             if name in _CHOOSING_OPERANDS:
                 n = _CHOOSING_OPERANDS[name]
-                if not exact:
+                if arithmetic == "float32":
                     choices.record(name, as_array(args[n]))
                     return found
-                same = function(*args[:n], recorded(name, args[n]), *args[n + 1 :], **kwargs)
-                choices.count(as_array(found), as_array(same))
+                same = computed(function, (*args[:n], recorded(name, args[n]), *args[n + 1 :]), kwargs)
+                if arithmetic == "float64":
+                    choices.count(as_array(found), as_array(same))
                 return same
             given = (each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
             if function._schema.is_mutable or name in _UNWRITTEN or not any(each.is_floating_point() for each in given):

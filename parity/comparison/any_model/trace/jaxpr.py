@@ -89,7 +89,7 @@ class JaxprEvaluator:
 
     def operation(self, equation: Any, values: Sequence[Any]) -> list[Any]:
         """Return the results of an operation that contains no other."""
-        return _operation_in_float64(equation, values) if self._exact else _bind(equation, values, equation.params)
+        return operation_in_float64(equation, values) if self._exact else _bind(equation, values, equation.params)
 
     def _replaced(self, value: Any) -> Any:
         if self._replace is None or not self._exact or value.ndim == 0 or value.dtype not in (np.float64, np.complex128):
@@ -212,7 +212,7 @@ def _as_array(value: Any) -> Any:
     return jax.numpy.asarray(value)
 
 
-def _operation_in_float64(equation: Any, values: Sequence[Any]) -> list[Any]:
+def operation_in_float64(equation: Any, values: Sequence[Any]) -> list[Any]:
     """Evaluate one operation with floating-point values in float64."""
     name, params = equation.primitive.name, equation.params
     if name == "reduce_precision":
