@@ -28,10 +28,16 @@ from parity.comparison.any_model.torch_runner import TorchRunner
 from parity.comparison.any_model.trace.choices import Arithmetic, Choices, OtherOperationsError
 from parity.comparison.any_model.trace.graph import Graph
 from parity.comparison.any_model.trace.tables import Table
-from parity.comparison.tolerances import ErrorBudget, ErrorNorms
+from parity.comparison.tolerances import (
+    FLOAT64_TOLERANCE,
+    MAX_UNDIVIDED_TOLERANCE,
+    PERTURBATION_ROUNDOFFS,
+    ErrorBudget,
+    ErrorNorms,
+)
 from vit_spec import InputError
 
-State = tuple[Correspondence, dict[str, Tensors], tuple[Graph, Graph] | None]
+State = tuple[Correspondence, dict[str, Tensors], tuple[TensorRow, ...], Tensors | None, tuple[Graph, Graph] | None]
 
 IMAGE_AXES = "b y x c <-> b c y x"
 
@@ -55,7 +61,9 @@ class BothModels:
         names: the names of Flax's outputs that are compared, with those of PyTorch's, after `name_outputs`.
         skipped_outputs: names of the outputs that are not compared, and why.
         runs: outputs, loss and gradients by run, as in `Report`.
+        rows: the comparison of all tensors of the runs, and of the rates of dropout.
         choices: after `run_by_operation`, the choices of both models by framework, if rounding changes any.
+        perturbed: what PyTorch returns in float64 for perturbed weights and inputs, where differences may be of rounding.
         unbiased: keys of the running variances that both models divide by n - 1 here.
     """
 
@@ -110,6 +118,8 @@ class BothModels:
         self.runs: dict[str, Tensors] = {}
         self.choices: dict[str, Choices] = {}
         self._by_operation: dict[str, OperationRuns] = {}
+        self.perturbed: Tensors | None = None
+        self.rows: tuple[TensorRow, ...] = ()
         self.unbiased: list[str] = []
         self._graphs: tuple[Graph, Graph] | None = None
 
@@ -125,7 +135,8 @@ class BothModels:
         constants = {key: array for key, array in self.flax_weights.items() if f"{key} of flax" in correspondence.skipped}
         self.flax.weights, self.torch.weights = {**constants, **both[0]}, both[1]
         self.flax.constants = frozenset(constants)
-        self.runs, self.choices, self._by_operation, self._graphs = {}, {}, {}, None
+        self.runs, self.rows, self.choices, self._by_operation = {}, (), {}, {}
+        self.perturbed = self._graphs = None
 
     def name_outputs(self) -> None:
         """Find the outputs that are compared.
@@ -179,6 +190,10 @@ class BothModels:
         self._use_unbiased_variances(tensors, torch_tensors)
         self.runs[f"flax {dtype}"] = {name: tensors[name] for name in names}
         self.runs[f"torch {dtype}"] = {name: torch_tensors[name] for name in names}
+        self._compare()
+        if dtype == "float64" and FLOAT64_TOLERANCE < max(row.difference for row in self.rows) <= MAX_UNDIVIDED_TOLERANCE:
+            self.perturbed = self._without_zeros(self.torch.run(dtype, self.names, roundoffs=PERTURBATION_ROUNDOFFS))
+            self._compare()
 
     def run_by_operation(self) -> None:
         """Let the rows say what of the float32 errors is left to the same choices, and to operations that only round.
@@ -194,8 +209,11 @@ class BothModels:
             return
         self._use_unbiased_variances(of_flax[-1], of_torch[-1])
         if all(each.are_changed_by_rounding for each in choices.values()):
-            self.choices = choices if any(each.changed for each in choices.values()) else {}
             self._by_operation = {"flax": OperationRuns(*of_flax), "torch": OperationRuns(*of_torch)}
+            self._compare()
+            # XLA may have made other choices than its operations one by one.
+            has_passed = any(row.name == "gradient" and row.same_precision and not row.rounded for row in self.rows)
+            self.choices = choices if has_passed or any(each.changed for each in choices.values()) else {}
 
     def _named(self, returned: tuple[Tensors, Tensors, Tensors]) -> Tensors:
         """Return what a run of Flax has returned with the names and layouts of PyTorch's tensors."""
@@ -228,13 +246,15 @@ class BothModels:
                     tensors[name] = unbiased.astype(tensors[name].dtype)
                     self.unbiased.append(key)
 
-    @property
-    def rows(self) -> tuple[TensorRow, ...]:
-        """The comparison of all tensors of the runs so far, and of the rates of dropout."""
+    def _compare(self) -> None:
+        """Compare all tensors of the runs so far, and the rates of dropout."""
         differences = self.masks.differences() if self.masks else {}
-        rates = (TensorRow(name, difference, False, True, ErrorBudget()) for name, difference in differences.items())
-        compared = compare_tensors(self.runs, self._by_operation, bool(self.choices), self.flax.longest_sum)
-        return (*compared, *rates)
+        rates = (
+            TensorRow(name, difference, True, ErrorBudget(), float64_tolerance=0.0)
+            for name, difference in differences.items()
+        )
+        compared = compare_tensors(self.runs, self._by_operation, self.flax.longest_sum, self.perturbed)
+        self.rows = (*compared, *rates)
 
     @property
     def is_same_function(self) -> bool:
@@ -264,12 +284,12 @@ class BothModels:
 
     def state(self) -> State:
         """Return what `restore` takes to undo a later `use`."""
-        return self.correspondence, self.runs, self._graphs
+        return self.correspondence, self.runs, self.rows, self.perturbed, self._graphs
 
     def restore(self, state: State) -> None:
         """Return to a mapping with what the models have returned with it."""
         self.use(state[0])
-        _, self.runs, self._graphs = state
+        _, self.runs, self.rows, self.perturbed, self._graphs = state
 
     def graphs(self) -> tuple[Graph, Graph]:
         """Return the operations of both models in float64, with the weights in use.

@@ -7,7 +7,7 @@ from parity.comparison.any_model.both_models import BothModels
 from parity.comparison.any_model.hints import detached_inputs, other_momenta, swapped_outputs
 from parity.comparison.any_model.parameters import BY_TRIAL, Axes
 from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
-from parity.comparison.tolerances import FLOAT32_TOLERANCE, ErrorNorms
+from parity.comparison.tolerances import FLOAT32_TOLERANCE, PERTURBATION_ROUNDOFFS, ErrorNorms
 
 
 def hints(models: BothModels, contradicting: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -66,7 +66,13 @@ def notes(models: BothModels, misleading: Sequence[tuple[str, str]], of_classes:
         several = (f"{each.changed:,} of {each.entries:,} choices of {side}" for side, each in models.choices.items())
         yield (
             f"rounding to float32 changes {' and '.join(several)}, such as those of ReLU or of a maximum: the gradients in "
-            "float32 are compared with those in float64 that make the same choices"
+            "float32, computed operation by operation, are compared with those in float64 that make the same choices"
+        )
+    if models.perturbed is not None:
+        worst = max(models.rows, key=lambda row: row.difference)
+        yield (
+            f"these models amplify rounding errors: weights and inputs that are perturbed by {PERTURBATION_ROUNDOFFS} unit "
+            f"roundoffs change {worst.label} so far that its tolerance in float64 is {worst.float64_tolerance:.1e}"
         )
     yield from _notes_on_sums(models)
     if fixed := _unequal_fixed_keys(models):

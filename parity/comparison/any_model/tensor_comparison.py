@@ -17,6 +17,7 @@ from parity.comparison.tolerances import (
     UNIT_ROUNDOFF,
     ErrorBudget,
     ErrorNorms,
+    amplified_float64_tolerance,
 )
 
 _SMALL = 1e-4  # entries of an output that are smaller than this share of the largest are also compared on their own
@@ -37,17 +38,17 @@ class OperationRuns:
 def compare_tensors(
     runs: Mapping[str, Tensors],
     by_operation: Mapping[str, OperationRuns] = MappingProxyType({}),
-    has_other_choices: bool = False,
     longest_sum: int = 1,
+    perturbed: Tensors | None = None,
 ) -> tuple[TensorRow, ...]:
     """Return the comparison of every tensor, and of the gradients of all parameters as one vector.
 
     Args:
         runs: as in `PairReport`.
-        by_operation: runs by framework, which may show why a tensor fails G1.
-        has_other_choices: whether float32 makes other choices than float64; then the gradients of `by_operation` are
-            compared instead of those in `runs`.
+        by_operation: runs by framework, which may show why a tensor fails G1; their gradients are compared instead of those
+            in `runs`.
         longest_sum: the largest number of terms that an operation of the models adds.
+        perturbed: what PyTorch returns in float64 with perturbed weights and inputs, if that was measured.
     """
     reference = runs["torch float64"]
     sides = [runs[side] for side in ("flax float64", "flax float32", "torch float32") if side in runs]
@@ -55,7 +56,7 @@ def compare_tensors(
     both = [by_operation[framework] for framework in ("flax", "torch")] if by_operation else []
     for name in errors if both else ():
         is_gradient = name.startswith(GRADIENT_OF)
-        if is_gradient and has_other_choices:
+        if is_gradient:
             errors[name][1:] = [error_of(name, each.float32[name], each.float64[name]) for each in both]
         exact = [each.float64[name] if is_gradient else reference[name] for each in both]
         errors[name] += [error_of(name, each.rounded[name], of) for each, of in zip(both, exact, strict=True)]
@@ -64,6 +65,7 @@ def compare_tensors(
         for name, tensor in reference.items()
         if not name.startswith(GRADIENT_OF)
     }
+    changes = {name: error_of(name, perturbed[name], tensor) for name, tensor in reference.items()} if perturbed else {}
     scales, entries = _gradient_scales(reference), {name: tensor.size for name, tensor in reference.items()}
     parameters = [name for name in errors if name.startswith(GRADIENT_OF) and not name.startswith(GRADIENT_OF_INPUT)]
     if parameters:
@@ -73,6 +75,8 @@ def compare_tensors(
         ]
         # The error of the whole gradient varies by chance as much as the error of the outputs does, so it counts as having
         # as many independent entries as they have.
+        if perturbed:
+            changes["gradient"] = reduce(ErrorNorms.combined_with, (changes[name] for name in parameters))
         entries["gradient"] = sum(n for name, n in entries.items() if not name.startswith(GRADIENT_OF) and name != "loss")
     rows = []
     for group in (
@@ -93,8 +97,8 @@ def compare_tensors(
                 same_precision = accepts(*of_rounded)
                 rounded = tuple(error.relative_rms(scale) for error in of_rounded) if same_precision else ()
             flax, torch = (error.relative_rms(scale) for error in of_float32) if of_float32 else (None, None)
-            same_function = differences[name] <= FLOAT64_TOLERANCE
-            rows.append(TensorRow(name, differences[name], same_function, same_precision, budget, flax, torch, rounded))
+            tolerance = amplified_float64_tolerance(changes[name].relative_rms(scale)) if perturbed else FLOAT64_TOLERANCE
+            rows.append(TensorRow(name, differences[name], same_precision, budget, flax, torch, rounded, tolerance))
     return tuple(rows)
 
 

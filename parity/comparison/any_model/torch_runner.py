@@ -1,7 +1,7 @@
 """Runs of a PyTorch module on CPU, on copies that take weights by key and return outputs and gradients by name."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from parity.comparison.any_model.trace.numbers import intended_number
 from parity.comparison.any_model.trace.torch_float64 import all_in_float64
 from parity.comparison.any_model.trace.torch_graph import record_torch
 from parity.comparison.any_model.weights import frozen_keys
+from parity.comparison.tolerances import UNIT_ROUNDOFF
 from vit_spec import InputError
 
 Tensors = dict[str, Array]
@@ -87,13 +88,20 @@ class TorchRunner:
             yield self.run(dtype, names, choose_in_torch(choices, arithmetic))
             choices.rewind()
 
-    def run(self, dtype: str, names: Mapping[str, str], mode: AbstractContextManager[Any] | None = None) -> Tensors:
+    def run(
+        self,
+        dtype: str,
+        names: Mapping[str, str],
+        mode: AbstractContextManager[Any] | None = None,
+        roundoffs: float = 0.0,
+    ) -> Tensors:
         """Return outputs, loss and all gradients by name, all in the order of axes in Flax except those of parameters.
 
         Args:
             dtype: "float64" or "float32".
             names: the names of Flax's outputs that are compared, with those of PyTorch's.
             mode: the context in which the forward and the backward pass run.
+            roundoffs: how many unit roundoffs of the dtype each weight and input is perturbed by, at most.
         """
         import torch
 
@@ -101,6 +109,7 @@ class TorchRunner:
         parts: list[FixedPart] = []
         with _exact_torch(), ExitStack() as stack:
             own, tensors = self._copy(dtype), self._tensors(dtype)
+            _perturb([*own.parameters(), *own.buffers(), *tensors], roundoffs * UNIT_ROUNDOFF[dtype])
             self.batch_norms = _watched_batch_norms(own)
             tensors = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors]
             if dtype == "float64":
@@ -268,6 +277,17 @@ def _exact_torch() -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
+
+
+def _perturb(tensors: Iterable[Any], largest: float) -> None:
+    """Change floating-point numbers in place by a random part of themselves."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    for tensor in tensors if largest else ():
+        if tensor.is_floating_point():
+            noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
+            tensor.data.mul_(1 + largest * (2 * noise - 1))
 
 
 def _call(module: Any, inputs: Sequence[Any], dtype: str) -> Any:
