@@ -180,7 +180,11 @@ class CauseSearch:
         if len(self.subset) < len(self.expected):
             full_results = (self.evaluator.try_causes(each.causes, self.full_trial, self.expected) for each in nearest)
             nearest = sorted(filter(None, full_results), key=lambda result: result.error)
-        nearest = [result for result in nearest if result.error <= MAX_REMAINING_OTHER * full.error]
+        nearest = [
+            result
+            for result in nearest
+            if result.error <= MAX_REMAINING_OTHER * full.error and not self.evaluator.is_by_chance(result, full.error)
+        ]
         if tolerance is None:
             tolerance = rounding.tolerance if rounding else self.tolerance
         lists = tuple(matches), tuple(nearest)
@@ -301,14 +305,20 @@ class CauseSearch:
         if len(first.causes) > 1 or first.is_single_rounding or first.error <= self.evaluator.rounding_tolerance:
             return matches
         on_subset = self.evaluator.try_causes(first.causes)
-        pairs = self._pairs_with(first, singles)
-        better = self._confirm_improvements(pairs, on_subset.error, first.error) if on_subset is not None else []
-        return better or matches
+        if on_subset is None:
+            return matches
+        return self._confirm_improvements(self._pairs_with(on_subset, singles), on_subset.error, first.error) or matches
 
     def _pairs_with(self, first: Result, singles: list[Result]) -> list[Result]:
         """Return the results of pairs of a single cause and each cause of another family."""
-        others = [result.causes[0] for result in singles if result.causes[0].family != first.causes[0].family]
-        return list(filter(None, (self.evaluator.try_causes((first.causes[0], other)) for other in others)))
+        others = [result for result in singles if result.causes[0].family != first.causes[0].family]
+        return list(filter(None, (self._try_pair(first, other) for other in others)))
+
+    def _try_pair(self, first: Result, second: Result) -> Result | None:
+        """Return the result of two single causes together, or None if one explains little of what the other leaves."""
+        result = self.evaluator.try_causes((*first.causes, *second.causes))
+        limit = MAX_REMAINING_OTHER * min(first.error, second.error)
+        return result if result is not None and result.error <= limit else None
 
     def _best(self, confirmed: list[Result]) -> list[Result]:
         """Return the best of the results that match on all images, and others that are as good, each name once."""
@@ -380,22 +390,24 @@ class CauseSearch:
         )
         for done, (a, b) in enumerate(islice(order, self.budget)):
             self.evaluator.progress("pairs", done, self.budget)
-            first, second = sorted((singles[a].causes[0], singles[b].causes[0]), key=lambda cause: cause.blocks_unchanged)
-            result = self.evaluator.try_causes((first, second))
+            first, second = sorted((singles[a], singles[b]), key=lambda single: single.causes[0].blocks_unchanged)
+            result = self._try_pair(first, second)
             if result is None:
                 continue
             if self.matches(result, self.baseline.error):
-                return [*results, *self._variants(result, singles)]
+                return [*results, *self._variants(first, second, singles)]
             results.append(result)
         return results
 
-    def _variants(self, match: Result, singles: list[Result]) -> list[Result]:
+    def _variants(self, first: Result, second: Result, singles: list[Result]) -> list[Result]:
         """Return the results of a pair, and of those with another cause of the same family in place of one of its two."""
-        first, second = match.causes
-        causes = [result.causes[0] for result in singles]
-        pairs = [(first, other) for other in causes if other.family == second.family]
-        pairs += [(other, second) for other in causes if other.family == first.family and other is not first]
-        return list(filter(None, (self.evaluator.try_causes(pair) for pair in pairs)))
+
+        def same_family(single: Result) -> list[Result]:
+            return [other for other in singles if other.causes[0].family == single.causes[0].family]
+
+        pairs = [(first, other) for other in same_family(second)]
+        pairs += [(other, second) for other in same_family(first) if other is not first]
+        return list(filter(None, (self._try_pair(*pair) for pair in pairs)))
 
 
 def _roundest_first(matches: list[Result]) -> list[Result]:

@@ -225,6 +225,20 @@ def test_a_layer_that_explains_less_than_half_of_the_difference_is_not_the_likel
     assert (text in str(suspect)) == (share > 0.5) and "blocks.0 (the output of" in str(suspect)
 
 
+# A second cause that explains nothing --------------------------------------------------------------------------------
+
+
+def test_a_second_cause_that_explains_little_of_what_the_first_leaves_is_not_named() -> None:
+    images = uint8_images()
+    logits = float64_outputs(PLAIN, checkpoint().arrays, 255 * (images / 255) ** 2.2)  # nearly another normalization
+    expected = expected_outputs(images, logits, PLAIN)
+    search = CauseSearch(trial_of(PLAIN, expected.images), expected, pairs=50)
+    singles = search._distinct_results(search._try_single_causes())
+    errors = {single.name: single.error for single in singles}
+    pairs = search._try_pairs(singles)
+    assert all(pair.error <= 0.71 * min(errors[cause.name] for cause in pair.causes) for pair in pairs)
+
+
 # Half precision -------------------------------------------------------------------------------------------------------
 
 
