@@ -128,6 +128,10 @@ def solve(
     freedom = max(1, independent_outputs - len(point))
     distance = MAX_DEVIATIONS * float(np.linalg.norm(expected - best.outputs)) / math.sqrt(freedom)
     limit = max(best.error * math.sqrt(1 + MAX_DEVIATIONS**2 / freedom), FLOAT64_TOLERANCE)
+    if not family.is_logarithmic:  # no number of significant digits rounds a number near zero to zero
+        zero = evaluate(family.hypothesis_at((0.0,) * len(point), 1))
+        if zero is not None and zero.error <= limit:
+            return zero, 1, _interval(family, point, distance, jacobian)
     for digits in range(1, EXACT_DIGITS):
         short = evaluate(family.hypothesis_at(point, digits))
         if short is not None and short.error <= limit:

@@ -239,6 +239,17 @@ def test_a_second_cause_that_explains_little_of_what_the_first_leaves_is_not_nam
     assert all(pair.error <= 0.71 * min(errors[cause.name] for cause in pair.causes) for pair in pairs)
 
 
+def test_a_bias_that_is_left_out_is_named_once() -> None:
+    state = checkpoint().arrays
+    state["blocks.1.mlp.fc2.bias"] *= 0
+    expected = expected_outputs(uint8_images(), model_outputs(PLAIN, state, uint8_images()), PLAIN)
+    search = CauseSearch(trial_of(PLAIN, expected.images), expected)
+    search.evaluator.effects = EffectDistribution.of(np.eye(search.subset.logits.size))
+    families = {family.hypothesis_at((1.0,), 1).name: family for family in scale_factors(PLAIN)}
+    (solved,) = search.evaluator.solve_each([families["blocks.mlp.fc2.bias of block 1: multiplied by 1"]])
+    assert solved.name == "blocks.mlp.fc2.bias of block 1: left out"
+
+
 # Half precision -------------------------------------------------------------------------------------------------------
 
 
