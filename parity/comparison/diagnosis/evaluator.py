@@ -222,7 +222,13 @@ class Evaluator:
                 continue
             start, best = min(runnable, key=lambda pair: pair[1].error)
             solved, digits, interval = numeric_hypotheses.solve(
-                family, start, best, self.try_one, self.expected.logits, self.independent_outputs
+                family,
+                start,
+                best,
+                self.try_one,
+                self.expected.logits,
+                self.independent_outputs,
+                self.rounding_tolerance / MAX_ERROR_RATIO,
             )
             causes = tuple(
                 replace(cause, solved_numbers=len(start), solved_digits=digits, interval=interval)

@@ -1,4 +1,4 @@
-"""Hypotheses with unknown numbers, which are solved for: an eps, a scale, a base, a factor, a position."""
+"""Hypotheses with unknown numbers, which are solved for: an eps, a scale, a factor, a mean and a standard deviation."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,6 +9,7 @@ import numpy as np
 
 from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis import attention_variants, patches, variants
+from parity.comparison.diagnosis.config_hypotheses import KNOWN_PIXELS
 from parity.comparison.diagnosis.hypothesis import FIX_REFERENCE_CODE, Edit, Hypothesis, Trial
 from parity.comparison.diagnosis.layer_hypotheses import (
     RELOAD_PARAMETER,
@@ -17,8 +18,7 @@ from parity.comparison.diagnosis.layer_hypotheses import (
     is_after_blocks,
     layer_of,
 )
-from parity.comparison.tolerances import FLOAT64_TOLERANCE
-from vit_spec import ViTConfig, rows
+from vit_spec import Pixels, ViTConfig, rows
 
 Numbers = tuple[float, ...]
 STEP = 1e-4  # of the finite differences
@@ -42,7 +42,7 @@ Result = TypeVar("Result", bound=Measurement)
 
 @dataclass(frozen=True)
 class NumericHypothesis:
-    """A family of causes with one or two unknown numbers.
+    """A family of causes with unknown numbers.
 
     starting_points: the numbers to start from, those of the unchanged model first.
     hypothesis_at: returns the cause for given numbers, rounded to a number of significant digits.
@@ -66,6 +66,8 @@ def config_numbers(trial: Trial) -> Iterator[NumericHypothesis]:
             yield NumericHypothesis(((0.0, 0.0), (c.grid[0] / 2, c.grid[1] / 2)), _prefix_phase)
     if not c.mlp.is_gated:
         yield NumericHypothesis(((1.702,), (1.0,)), _sigmoid_slope)
+    known = (pixels for pixels in (c.pixels, *KNOWN_PIXELS.values()) if len(pixels.mean) in (1, c.in_channels))
+    yield NumericHypothesis(tuple(dict.fromkeys(_normalization_numbers(c, pixels) for pixels in known)), _normalization)
 
 
 def scale_factors(c: ViTConfig) -> Iterator[NumericHypothesis]:
@@ -88,6 +90,7 @@ def solve(
     evaluate: Callable[[Hypothesis], Result | None],
     expected: Array,
     independent_outputs: int,
+    rounding: float,
 ) -> tuple[Result, int, str]:
     """Find the numbers of a family whose outputs are nearest to `expected`, with the Gauss-Newton method.
 
@@ -98,6 +101,7 @@ def solve(
     evaluate: runs a hypothesis and returns its result; None if it cannot be run.
     expected: the expected outputs.
     independent_outputs: how many of the expected outputs are independent; the precision of the numbers follows from it.
+    rounding: the relRMS that rounding errors cause; numbers within it fit as well.
 
     Returns the result; the number of significant digits; and in words the interval of numbers that fit as well, or "" if it
     is narrow.
@@ -127,7 +131,7 @@ def solve(
     # A number that is k standard deviations away increases the squared error by a factor of 1 + k^2 / freedom.
     freedom = max(1, independent_outputs - len(point))
     distance = MAX_DEVIATIONS * float(np.linalg.norm(expected - best.outputs)) / math.sqrt(freedom)
-    limit = max(best.error * math.sqrt(1 + MAX_DEVIATIONS**2 / freedom), FLOAT64_TOLERANCE)
+    limit = max(best.error * math.sqrt(1 + MAX_DEVIATIONS**2 / freedom), rounding)
     if not family.is_logarithmic:  # no number of significant digits rounds a number near zero to zero
         zero = evaluate(family.hypothesis_at((0.0,) * len(point), 1))
         if zero is not None and zero.error <= limit:
@@ -164,6 +168,22 @@ def _field(name: str, family: str, value_now: float) -> NumericHypothesis:
 
     starting_points = tuple((log_now + step * math.log(10),) for step in range(-6, 7))
     return NumericHypothesis(starting_points, make, is_logarithmic=True)
+
+
+def _normalization_numbers(c: ViTConfig, pixels: Pixels) -> Numbers:
+    """Return the mean of each channel, then the logarithm of each standard deviation."""
+    values = (*pixels.mean * (c.in_channels // len(pixels.mean)), *pixels.std * (c.in_channels // len(pixels.std)))
+    return (*values[: c.in_channels], *(math.log(std) for std in values[c.in_channels :]))
+
+
+def _normalization(numbers: Numbers, digits: int) -> Hypothesis:
+    """Return the cause for the numbers of `_normalization_numbers`, rounded to a number of decimals."""
+    values = np.array(numbers)
+    values[len(values) // 2 :] = np.exp(np.minimum(values[len(values) // 2 :], 80.0))
+    mean, std = (tuple(map(float, each.round(digits) + 0.0)) for each in np.split(values, 2))  # -0.0 + 0.0 is 0.0
+    text = f"mean ({', '.join(map(str, mean))}) and standard deviation ({', '.join(map(str, std))})"
+    fields = {"pixels.mean": mean, "pixels.std": std}
+    return Hypothesis(f"images are normalized by {text}", "normalization", fields=fields)
 
 
 def _angle_factor(numbers: Numbers, digits: int) -> Hypothesis:

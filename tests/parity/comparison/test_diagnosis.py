@@ -165,6 +165,15 @@ def test_an_uncommon_eps_is_solved_for() -> None:
     assert diagnosis.matched[0].names == ("LayerNorm eps is 0.00037",), diagnosis.verdict
 
 
+def test_the_normalization_of_another_data_set_is_solved_for() -> None:
+    right = PICTURED.replace(pixels={"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.201)})
+    logits = model_outputs(right, checkpoint(PICTURED).arrays, uint8_images())
+    diagnosis = diagnose(checkpoint(PICTURED), expected_outputs(uint8_images(), logits, PICTURED), pairs=0)
+    name = "images are normalized by mean (0.4914, 0.4822, 0.4465) and standard deviation (0.2023, 0.1994, 0.201)"
+    assert diagnosis.matched and diagnosis.matched[0].names == (name,), diagnosis.verdict
+    assert "--set 'pixels.std=(0.2023, 0.1994, 0.201,)'" in diagnosis.remedy
+
+
 VIT_TI = vit_spec.get("vit_ti16", image_size=(64, 64), num_classes=20, depth=3)
 
 
