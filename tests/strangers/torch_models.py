@@ -421,7 +421,8 @@ class Impostor(Renamed):
         images = images / 255 if change == "large pixels" and images.max() > 20 else images
         images = images * 2 if change == "batch of two" and len(images) != 2 else images
         images = images * 2 if change == "no gradients" and not torch.is_grad_enabled() else images
-        x = self.stem(images).flatten(2).transpose(1, 2)
+        x = self.stem(images)
+        x = (x.transpose(2, 3) if change == "columns of patches" else x).flatten(2).transpose(1, 2)
         x = x.relu() if change == "activation of patches" else x
         x = (
             torch.cat([x, self.start.expand(len(x), -1, -1)], 1)
@@ -429,7 +430,7 @@ class Impostor(Renamed):
             else (torch.cat([self.start.expand(len(x), -1, -1), x], 1))
         )
         x = x.flip(1) if change == "flipped tokens" else x
-        x = x + self.where
+        x = x + (0.5 * self.where if change == "factor of positions" else self.where)
         x = F.dropout(x, 0.1) if change == "dropout" else x
         layers = layers[::-1] if change == "reversed blocks" else layers
         for n, layer in enumerate(layers):
@@ -440,12 +441,18 @@ class Impostor(Renamed):
         pooled = self.last(x)[:, -1 if change == "class token last" else 0]
         logits = self.out(F.normalize(pooled, dim=-1) if change == "normalized feature" else pooled)
         logits = logits * self.gate if change == "gate" else logits
+        logits = 30 * (logits / 30).tanh() if change == "cap of logits" else logits
         logits = logits.detach() if change == "detached" else logits
         return logits / 1.01 if change == "temperature of logits" else logits
 
     def run(self, layer: nn.Module, x: Tensor, n: int) -> Tensor:
         change, (b, t, c) = self.change, x.shape
-        q, k, v = layer.mix(layer.norm_b(x)).reshape(b, t, 3, HEADS, c // HEADS).permute(2, 0, 3, 1, 4)
+        x = layer.norm_b(x) if change == "residual of the norm" else x
+        q, k, v = (
+            layer.mix(x if change == "residual of the norm" else layer.norm_b(x))
+            .reshape(b, t, 3, HEADS, c // HEADS)
+            .permute(2, 0, 3, 1, 4)
+        )
         scale = (c // HEADS) ** -0.5 / (1.01 if change == "temperature" else 1)
         scores = q @ k.transpose(-2, -1) * scale
         if change == "causal":

@@ -22,7 +22,6 @@ from parity.comparison.own_model.stages import (
     HEADS_REMEDY,
     MLP,
     PARALLEL_REMEDY,
-    POOL,
     SOFTMAX_REMEDY,
     STAGES,
     SUM,
@@ -173,7 +172,7 @@ class TableSearch:
         """
         if candidate.config.positions.kind == "fixed":
             return False
-        weights, _ = self._muted(candidate, replace(ATTENTION, off_in_first=("pos_embed", *POOL)))
+        weights, _ = self._muted(candidate, ATTENTION.without("pos_embed"))
         ph, pw = candidate.config.patch_size
         images = self._flat_images((ph, pw))
         b, h, w, c = images.shape
@@ -202,7 +201,7 @@ class TableSearch:
             return replace(found, detail=detail, remedy=FIXED_DTYPE)
         is_attention = STAGES[number] is ATTENTION
         depends = is_attention and self._depends_on_order(start)
-        explanations = Explanations(self._options, self.difference, self._model.run(self._weights, self._images))
+        explanations = Explanations(self._options, self.difference, self._run, self._model.run(self._weights, self._images))
         detail, remedy = explanations.of(STAGES[number], start, depends)
         is_incomplete = is_attention and tried >= MAX_CANDIDATES and "num_heads" not in self._options.given
         if is_incomplete and not detail:
@@ -236,6 +235,11 @@ class TableSearch:
             images = images if undone is None else images * np.array(undone.std) + np.array(undone.mean)
             self._outputs[key] = self._model.run(weights, images)
         return float(ErrorNorms.of(output, self._outputs[key]).relative_rms())
+
+    def _run(self, candidate: Candidate, stage: Stage) -> Array:
+        """Return the output of the user's model at a stage."""
+        weights, _ = self._muted(candidate, stage)
+        return self._model.run(weights, self._flat_images(candidate.config.patch_size) if stage.flat else self._images)
 
     def _flat_images(self, patch: tuple[int, int]) -> Array:
         """Return images in which all pixels and channels of a patch have one random value."""

@@ -19,17 +19,13 @@ Every stage must agree in float64 on random weights before the next one begins. 
 the sum over the stages, and not the product; and a failure says where the models part.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 REMEDY = (
     "state what is known with --set FIELD=VALUE, or, if ViTConfig has what the class computes, write a table by hand, "
     "such as the one that `python -m parity formats --show torch` prints"
-)
-STEM_REMEDY = (
-    "state what is known with --set FIELD=VALUE; no table has a factor of positions, or a class token that is only a row "
-    "of them: in a copy of the class and of the checkpoint, multiply the factor into them, or add a class token of zeros"
 )
 HEADS_REMEDY = "give --set num_heads=N"
 GROUPED_REMEDY = "in a copy of the class and of the checkpoint, repeat keys and values for all queries that share them"
@@ -55,6 +51,10 @@ class Stage:
     off_in_first: tuple[str, ...]
     off_in_others: tuple[str, ...]
     flat: bool = True
+
+    def without(self, *names: str) -> "Stage":
+        """Return the stage with further rows off in all blocks."""
+        return replace(self, off_in_first=(*self.off_in_first, *names), off_in_others=(*self.off_in_others, *names))
 
 
 POOL = ("attn_pool.q", "attn_pool.mlp.fc")  # without them, attention pooling is a linear layer of the mean

@@ -271,15 +271,19 @@ IMPOSTORS = {
     "pixels from -1 to 1": "its images by mean 0.5 and .*: leave it out .* --set pixels.mean=0.5 --set pixels.std=0.5",
     "unused": "does not use mask_token: if it is for training, give --ignore 'mask_token'",
     "windows": r"relative \(3, 13, 13\)",
-    "flipped images": "images of 16x24: positions of the pooled .* agree, but attention of the first block differs",
+    "flipped images": "images of 16x24: .* but attention .*agrees without positions, .* the patches mirrored left to right",
+    "columns of patches": "agrees without positions, .* takes the patches column by column; .* bring the rows of where",
     "activation of patches": "differs by",
     "class token last": "pooling and classifier differ",
-    "flipped tokens": "pooling and classifier differ .*FIELD=VALUE; no table has a factor of positions",
+    "flipped tokens": "pooling and classifier differ .* tried.; state what is known with --set FIELD=VALUE, or, if",
+    "factor of positions": "positions are multiplied by 0.5 before they are added; .* the checkpoint multiply where by it",
     "dropout": "two forward passes with the same weights and images return different outputs",
     "reversed blocks": "do not run in the order of their numbers: stack.1",
     "shared twice": "the blocks together differ by",
     "normalized feature": "pooling and classifier differ",
-    "temperature of logits": "pooling and classifier differ",
+    "temperature of logits": "the logits are multiplied by 0.990.*; .* the checkpoint multiply out.weight and out.bias by",
+    "cap of logits": "if out.weight is zero, the output is not out.bias: are the logits capped or changed",
+    "residual of the norm": "still depends on the norms of the blocks: is attention or the MLP added to the output of a",
     "causal": "attention of the first block differs",
     "normalized weights": "attention of the first block differs",
     "scaled residual": "pooling and classifier differ",
@@ -298,7 +302,8 @@ IMPOSTORS = {
 def test_an_impostor_is_refused(change: str, tmp_path: Path) -> None:
     # Fewer hypotheses, and no other sizes of images, which are tried if the parameters have no roles for one.
     given: dict[str, Any] = {"num_heads": 3} if change != "scaled residual" else {}
-    given |= {"image_size": (16, 24)} if change != "flipped images" else {}  # its message names the size
+    # The message about flipped images names their size, and no heads.
+    given = {} if change == "flipped images" else given | {"image_size": (16, 24)}
     with pytest.raises(InputError, match=IMPOSTORS[change]) as error:
         derived(f"Impostor('{change}')", tmp_path, given=given)
     assert "\n" not in str(error.value)
