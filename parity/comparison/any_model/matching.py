@@ -5,7 +5,8 @@ several candidates names decide first.  Numbers in names give the order of modul
 order decide, the match is ambiguous, which is an error.
 """
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -304,6 +305,8 @@ def _unmatched_error(
     evidence: PairEvidence,
 ) -> InputError:
     """Return the error for modules that are left unmatched, beside pairs that are matched."""
+    if counts := _block_counts(flax, torch, matched):
+        return InputError(f"{counts}: give both models the same number of blocks")
     for key, first_key in evidence.tied.items() if not torch else ():
         path = torch_parameter(key, ()).path
         if own := [a for a in flax if similarity(a.path, path) > 0]:
@@ -318,6 +321,8 @@ def _unmatched_error(
                 f"torch has {_describe_keys(b)} of its own, and flax has no array left for it: if flax uses {of_flax} for "
                 f"both, tie the two in torch as well, so that {''.join(_keys([b]))} is {of_torch}"
             )
+    if lacking := max(_lacking_biases(flax, torch), default=None):
+        return InputError(lacking[1])
     for b in torch:
         possible = [a for a in flax if (a.path, b.path) in candidates]
         best = max((similarity(a.path, b.path) for a in possible), default=0.0)
@@ -347,6 +352,55 @@ def _unmatched_error(
     example = next(lines, "flax key | axes <-> torch key | axes")
     remedy = f"give it in layouts, such as {example!r} if that is right"
     return InputError(f"no counterpart by name and shape for {' and '.join(sides)}; {remedy}")
+
+
+def _block_counts(flax: list[Module], torch: list[Module], matched: list[tuple[Module, Module]]) -> str:
+    """Return how many blocks each model has, if unmatched blocks of both are alike and one model has fewer; else ""."""
+    both = [_blocks(modules) for modules in (flax, torch)]
+    if not all(both):
+        return ""
+    names, shapes = zip(*(max(each.items(), key=lambda block: block[1].total()) for each in both), strict=True)
+    if (shapes[0] & shapes[1]).total() < max(each.total() for each in shapes) / 2:
+        return ""
+    all_of_flax, all_of_torch = [*flax, *(a for a, _ in matched)], [*torch, *(b for _, b in matched)]
+    counts = [
+        sum(_without_numbers(path) == _without_numbers(name) for path in _blocks(modules))
+        for modules, name in zip((all_of_flax, all_of_torch), names, strict=True)
+    ]
+    if counts[0] == counts[1]:
+        return ""
+    first, second = (sep.join(_without_numbers(name)) for name, sep in zip(names, "/.", strict=True))
+    return f"flax has {counts[0]} of {first}, and torch {counts[1]} of {second}"
+
+
+def _blocks(modules: list[Module]) -> dict[Path, Counter[tuple[int, ...]]]:
+    """Return the sorted shapes of the parameters of each outermost numbered parent."""
+    found: dict[Path, Counter[tuple[int, ...]]] = defaultdict(Counter)
+    for module in modules:
+        for path in _numbered_parents(module.path)[:1]:
+            found[path].update(tuple(sorted(each.shape)) for each in module.parameters.values())
+    return found
+
+
+def _without_numbers(path: Path) -> Path:
+    """Return a path with {n} for its numbers."""
+    return tuple(re.sub(r"\d+", "{n}", part) for part in path)
+
+
+def _lacking_biases(flax: list[Module], torch: list[Module]) -> Iterator[tuple[float, str]]:
+    """Yield the similarity of the names and a message for two modules, equal but for a bias that one of them lacks."""
+    for a, b in product(flax, torch):
+        for module, other, side in ((b, a, "flax"), (a, b, "torch")):
+            shapes = [{role: sorted(each.shape) for role, each in m.parameters.items()} for m in (module, other)]
+            likeness = similarity(a.path, b.path)
+            if shapes[0].pop("bias", None) and shapes[0] == shapes[1] and likeness and numbers(a.path) == numbers(b.path):
+                bias = module.parameters["bias"]
+                line = [bias.layout(["width"]), ARROW, "0"][:: -1 if side == "flax" else 1]
+                yield (
+                    likeness,
+                    f"{bias.key} {bias.shape} has no counterpart in {side}, where {_describe_keys(other)} has no bias: "
+                    f"add it there, or hold it at zero with the line {' '.join(line)!r} in layouts",
+                )
 
 
 def _example_lines(flax: Module, torch: Module) -> Iterator[str]:

@@ -113,6 +113,32 @@ def test_a_parameter_that_only_flax_ties_is_named():
         match({"emb/embedding": (20, 8)}, {"emb.weight": (20, 8), "head.weight": (10, 8)}, evidence=evidence)
 
 
+def block(prefix: str, separator: str, names: tuple[str, str], has_bias: bool = True) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a block with a norm and a layer, whose names in the framework are `names`."""
+    weights = {f"{prefix}{separator}norm{separator}{name}": (8,) for name in (names[1], "bias")}
+    layer = f"{prefix}{separator}fc{separator}"
+    return weights | {f"{layer}{names[0]}": (8, 8)} | ({f"{layer}bias": (8,)} if has_bias else {})
+
+
+@pytest.mark.parametrize(("flax", "torch"), [(2, 3), (3, 1)])
+def test_another_number_of_blocks_is_named(flax, torch):
+    ours = {key: shape for n in range(flax) for key, shape in block(f"layer_{n}", "/", ("kernel", "scale")).items()}
+    theirs = {key: shape for n in range(torch) for key, shape in block(f"blocks.{n}", ".", ("weight", "weight")).items()}
+    with pytest.raises(InputError, match=rf"^flax has {flax} of layer_\{{n\}}, and torch {torch} of blocks\.\{{n\}}: give"):
+        match(ours | {"head/kernel": (8, 5)}, theirs | {"head.weight": (5, 8)})
+
+
+def test_a_bias_that_one_side_lacks_is_named():
+    ours = block("layer_0", "/", ("kernel", "scale"), has_bias=False) | block("layer_1", "/", ("kernel", "scale"))
+    theirs = {key: shape for n in range(2) for key, shape in block(f"blocks.{n}", ".", ("weight", "weight")).items()}
+    line = "0 <-> blocks.0.fc.bias | width"
+    message = r"^blocks\.0\.fc\.bias \(8,\) has no counterpart in flax, where layer_0/fc/kernel \(8, 8\) has no bias: add"
+    with pytest.raises(InputError, match=rf"{message}.* '0 <-> blocks\.0\.fc\.bias \| width' in layouts"):
+        match(ours, theirs)
+    pairs = [str(pair) for pair in match(ours, theirs, layouts=[line]).pairs]
+    assert "layer_{n}/fc/kernel | in out  <->  blocks.{n}.fc.weight | out in" in pairs
+
+
 @pytest.mark.parametrize(
     "names", [("gamma", "beta"), ("g", "b"), ("w", "b"), ("weight", "b"), ("scale", "shift"), ("scale", "offset")]
 )
