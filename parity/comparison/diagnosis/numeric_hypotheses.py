@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -73,6 +73,8 @@ def config_numbers(trial: Trial) -> Iterator[NumericHypothesis]:
 def scale_factors(c: ViTConfig) -> Iterator[NumericHypothesis]:
     """Yield unknown factors of one intermediate or one parameter, in all blocks and in each single block."""
     starting_points = ((1.0,), (0.0,), (2.0,), (-1.0,))
+    if c.norms.order != "post":
+        yield NumericHypothesis(starting_points, _branches_factor)
     for name in intermediate_names(c):
         # A factor of q or k is also a factor of the scores, and a factor of v is also a factor of the heads.
         if name.rpartition(".")[2] not in ("q", "k", "v"):
@@ -211,6 +213,21 @@ def _sigmoid_slope(numbers: Numbers, digits: int) -> Hypothesis:
     return Hypothesis(
         f"activation is x * sigmoid({slope:.{digits}g} x)", "activation", patch=patch, manual_fix=FIX_REFERENCE_CODE
     )
+
+
+def _branches_factor(numbers: Numbers, digits: int) -> Hypothesis:
+    """Return the cause that attention and MLP of all blocks have a factor, as of drop path that is left on.
+
+    With a final norm, the reciprocal factor of the embedding gives the same outputs but for eps.
+    """
+    factor = float(f"{numbers[0]:.{digits}g}")
+
+    def patch(model: Any) -> None:
+        for name in ("blocks.*.attn", "blocks.*.mlp"):
+            patches.patch_intermediate(name, lambda x: factor * x)(model)
+
+    text = f"what attention and MLP add: {_factor_text(factor, digits)}"
+    return Hypothesis(text, "factor of attention and MLP", patch=patch, manual_fix=FIX_REFERENCE_CODE)
 
 
 def _intermediate_factor(name: str) -> Callable[[Numbers, int], Hypothesis]:

@@ -321,6 +321,18 @@ def test_of_causes_with_equal_outputs_the_one_with_the_rounder_number_comes_firs
     ]
 
 
+def test_drop_path_that_is_left_on_is_not_blamed_on_the_embedding_alone() -> None:
+    state = checkpoint().arrays
+    for name in [name for name in state if ".attn.proj." in name or ".mlp.fc2." in name]:
+        state[name] = state[name] / 0.9
+    expected = expected_outputs(uint8_images(), model_outputs(PLAIN, state, uint8_images()), PLAIN)
+    search = CauseSearch(trial_of(PLAIN, expected.images), expected)
+    search.evaluator.effects = EffectDistribution.of(np.eye(search.subset.logits.size))
+    families = {family.hypothesis_at((1.0,), 1).family: family for family in scale_factors(PLAIN)}
+    solved = search.evaluator.solve_each(families[f"factor of {what}"] for what in ("embed", "attention and MLP"))
+    assert "what attention and MLP add: multiplied by 1.111111" in [match.name for match in search._confirm(solved)]
+
+
 def test_a_match_within_the_rounding_of_the_weights_does_not_claim_that_nothing_is_wrong() -> None:
     state = checkpoint().arrays
     file = Checkpoint(PLAIN, "torch", {name: tensor.bfloat16() for name, tensor in state.items()})
