@@ -323,11 +323,16 @@ def _hints(trial: Trial, expected: Expected, result: SearchResult) -> tuple[str,
 
 
 def _images_that_differ(expected: Expected, result: SearchResult) -> list[int]:
-    """Return the indices of the images whose outputs differ by more than the tolerance, or [] if those of all images do."""
+    """Return the indices of the images whose outputs differ by more than the tolerance, and far more than all others do.
+
+    Return [] if there are no others, or if the tolerance happens to lie among errors of similar size.
+    """
     differences = (result.baseline.outputs - expected.logits).reshape(len(expected), -1)
     limit = result.tolerance * float(np.linalg.norm(expected.logits)) / math.sqrt(len(expected))
-    different = [int(index) for index in np.flatnonzero(np.linalg.norm(differences, axis=1) > limit)]
-    return different if len(different) < len(expected) else []
+    norms = np.linalg.norm(differences, axis=1)
+    different, others = np.flatnonzero(norms > limit), norms[norms <= limit]
+    is_apart = others.size and norms[different].min(initial=math.inf) > MAX_ERROR_RATIO * others.max()
+    return [int(index) for index in different] if is_apart else []
 
 
 def _equal_images_that_differ(expected: Expected) -> tuple[int, int] | None:

@@ -16,11 +16,12 @@ from parity.checkpoints.conversion import parameter
 from parity.checkpoints.surgery.edit import to_float64
 from parity.comparison.diagnosis import Diagnosis, diagnose, diagnose_against, expected_outputs, read_expected_outputs
 from parity.comparison.diagnosis.chance import EffectDistribution
+from parity.comparison.diagnosis.diagnose import _images_that_differ
 from parity.comparison.diagnosis.evaluator import Result
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.numeric_hypotheses import scale_factors
 from parity.comparison.diagnosis.score_bias import score_biases
-from parity.comparison.diagnosis.search import CauseSearch
+from parity.comparison.diagnosis.search import CauseSearch, SearchResult
 from parity.comparison.diagnosis.suspects import find_likeliest_suspect
 from tests.parity.comparison.test_diagnosis import PLAIN, State, checkpoint, float64_outputs, model_outputs, uint8_images
 from vit_spec import InputError, ViTConfig, rows
@@ -356,6 +357,16 @@ def test_images_that_alone_differ_are_named_and_all_errors_are_those_of_all_imag
     assert any("only the outputs of 1 of 4 images differ (counted from 0: 3)" in remark for remark in diagnosis.remarks)
     assert diagnosis.matched == () and all(1e-2 < cause.error < diagnosis.before for cause in diagnosis.runners_up)
     assert "do not identify the layer" in diagnosis.suspect
+
+
+@pytest.mark.parametrize(("errors", "different"), [((9.0, 9.0, 0.5), [0, 1]), ((1.5, 1.2, 0.8), []), ((9.0, 9.0, 9.0), [])])
+def test_a_tolerance_among_errors_of_similar_size_does_not_tell_images_apart(
+    errors: tuple[float, ...], different: list[int]
+) -> None:
+    expected = expected_outputs(uint8_images()[:3], np.ones((3, 5)), PLAIN)
+    outputs = expected.logits * (1 + 1e-3 * np.array(errors)[:, None])
+    baseline = Result((), trial_of(PLAIN, expected.images), outputs, 1e-2)
+    assert _images_that_differ(expected, SearchResult(baseline, 1e-3, (), (), 1)) == different
 
 
 # Size -----------------------------------------------------------------------------------------------------------------
