@@ -313,6 +313,8 @@ def _hints(trial: Trial, expected: Expected, result: SearchResult) -> tuple[str,
             f"only the outputs of {len(different)} of {len(expected)} images differ (counted from 0: {numbers}): they may "
             "come from other images, or from images that were preprocessed differently"
         )
+    if order := _order_of_images(expected, result):
+        hints.append(f"the outputs are those of the images in the order {', '.join(map(str, order))} (counted from 0)")
     if equal := _equal_images_that_differ(expected):
         pair = f"images {equal[0]} and {equal[1]} are equal but their outputs differ"
         hints.append(f"{pair}: dropout was left on, or the outputs are of other images")
@@ -333,6 +335,18 @@ def _images_that_differ(expected: Expected, result: SearchResult) -> list[int]:
     different, others = np.flatnonzero(norms > limit), norms[norms <= limit]
     is_apart = others.size and norms[different].min(initial=math.inf) > MAX_ERROR_RATIO * others.max()
     return [int(index) for index in different] if is_apart else []
+
+
+def _order_of_images(expected: Expected, result: SearchResult) -> list[int]:
+    """Return for each image the index of the one whose outputs are expected for it, or [] if outputs match none or its own.
+
+    Outputs of a shuffled batch, or of files in another order, are right ones of other images.
+    """
+    outputs, logits = (array.reshape(len(expected), -1) for array in (result.baseline.outputs, expected.logits))
+    distances = np.linalg.norm(logits[:, None] - outputs, axis=2)
+    order, limit = distances.argmin(1), result.tolerance * np.linalg.norm(logits, axis=1)
+    is_own = bool((distances.diagonal() <= limit).all())
+    return [] if is_own or (distances.min(1) > limit).any() else [int(index) for index in order]
 
 
 def _equal_images_that_differ(expected: Expected) -> tuple[int, int] | None:

@@ -359,6 +359,18 @@ def test_images_that_alone_differ_are_named_and_all_errors_are_those_of_all_imag
     assert "do not identify the layer" in diagnosis.suspect
 
 
+@pytest.mark.parametrize("order", [[2, 0, 1], [1, 0, 2]])
+def test_outputs_of_images_in_another_order_are_named(order: list[int]) -> None:
+    images = uint8_images()[:3]
+    logits = float64_outputs(PLAIN, checkpoint().arrays, images)
+    diagnosis = diagnose(checkpoint(), expected_outputs(images, logits[order], PLAIN), pairs=0)
+    text = f"the outputs are those of the images in the order {', '.join(map(str, order))} (counted from 0)"
+    assert text in diagnosis.remarks and not diagnosis.matched
+    assert not any(
+        "in the order" in remark for remark in diagnose(checkpoint(), expected_outputs(images, logits, PLAIN)).remarks
+    )
+
+
 @pytest.mark.parametrize(("errors", "different"), [((9.0, 9.0, 0.5), [0, 1]), ((1.5, 1.2, 0.8), []), ((9.0, 9.0, 9.0), [])])
 def test_a_tolerance_among_errors_of_similar_size_does_not_tell_images_apart(
     errors: tuple[float, ...], different: list[int]
