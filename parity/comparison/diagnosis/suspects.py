@@ -50,7 +50,9 @@ class Suspect:
             return f"the first layer that differs is {self.name}, {difference}{text}"
         if self.is_by_chance or self.value < MIN_SHARE:
             is_named = self.independent_outputs > FEW_OUTPUTS and self.value >= MIN_LIKELIEST_SHARE
-            likeliest = f"; the likeliest is {self.name}, which would explain {self.value:.0%} of the difference"
+            names = " and ".join((self.name, *self.others))
+            would = "are {}, each of which would explain up to" if self.others else "is {}, which would explain"
+            likeliest = f"; the likeliest {would.format(names)} {self.value:.0%} of the difference"
             return (
                 f"the logits alone do not identify the layer{likeliest if is_named else ''}. "
                 "To identify it, add intermediates such as blocks.0 (the output of the first block) to the expected outputs"
@@ -118,8 +120,6 @@ def find_likeliest_suspect(
     likeliest = max(shares, key=lambda name: shares[name])
     remaining = math.sqrt(max(0.0, 1 - shares[likeliest]))  # after a change of the fitted size
     is_by_chance = effects.chance(remaining, numbers=1, models=models) > MAX_CHANCE
-    if is_by_chance or shares[likeliest] < MIN_SHARE:
-        return Suspect(likeliest, False, shares[likeliest], "", is_by_chance, independent_outputs)
     others = [name for name, share in shares.items() if share >= SIMILAR_SHARE * shares[likeliest] and name != likeliest]
     others.sort(key=lambda name: -shares[name])
     return Suspect(likeliest, False, shares[likeliest], "", is_by_chance, independent_outputs, tuple(others))

@@ -226,6 +226,15 @@ def test_a_layer_that_explains_less_than_half_of_the_difference_is_not_the_likel
     assert (text in str(suspect)) == (share > 0.5) and "blocks.0 (the output of" in str(suspect)
 
 
+def test_layers_that_are_as_likely_are_named_together() -> None:
+    rng = np.random.default_rng(0)
+    before, missing, other = rng.standard_normal((3, 400, 5))
+    effects = EffectDistribution.of(rng.standard_normal((100, 2000)))
+    changed = [("blocks.1", before + missing + 0.8 * other), ("blocks.2", before + missing + 0.78 * other)]
+    suspect = find_likeliest_suspect(before, before + missing, changed, effects, 100, 2000)
+    assert "the likeliest are blocks.2 and blocks.1, each of which would explain up to 6" in str(suspect)
+
+
 # A second cause that explains nothing --------------------------------------------------------------------------------
 
 
