@@ -31,7 +31,7 @@ def load(
     """Return the model of a checkpoint, in evaluation mode; see `parity.load` for what can be read.
 
     Args:
-        path: a checkpoint file or folder, a run folder, or "hf://owner/name".
+        path: a checkpoint file or folder, a run folder (its best weights), or "hf://owner/name".
         execution: execution options of the model.
         format: the name of the checkpoint's format; by default it is detected.
         given: config overrides by dotted field name, such as {"norms.eps": 1e-5}.

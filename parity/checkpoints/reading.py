@@ -33,7 +33,6 @@ from vit_spec import InputError, ViTConfig, bounded_json, nearest
 from vit_spec.config import FIELDS
 from vit_spec.errors import require, require_type
 
-WEIGHTS_FILE = folders.RUN_FILE  # the weights in a run folder
 _FOLDER_FILES = ("model.safetensors", folders.FLAX_FILE)  # names of the weights in a folder that we write for a library
 
 TABLE_NOTE = "format_table"  # our metadata entry for the table of a format that a user defines
@@ -58,6 +57,8 @@ def load(
 ) -> Checkpoint:
     """Open a checkpoint: a file or folder in any container and format, a run folder, or "hf://owner/name".
 
+    Of a run folder, the best weights are read, or the newest if there are no best ones; `Checkpoint.path` says which.
+
     Arrays are read when they are used.  A config that is not stored with the weights is inferred; `Checkpoint.assumed`
     lists the assumptions.
 
@@ -78,16 +79,27 @@ def load(
     path = resolve_path(path)
     try:
         weights = containers.find(path)
-        contents = containers.open(weights)
+        contents = _open(weights)
         # Drop metadata entries with the name of a companion file, which would be mistaken for that file.
         notes = {name: note for name, note in contents.metadata.items() if name not in COMPANION_FILES}
         own, remarks = read_own_notes(weights, contents.container)
         notes |= read_companions(weights) | own
         checkpoint = build_checkpoint(contents, notes, format, given or {}, strip, ignore)
         assumed = (*checkpoint.assumed, *_check_config_of_folder(weights, checkpoint.format, notes))
-        return replace(checkpoint, assumed=assumed, left=(*checkpoint.left, *remarks))
+        return replace(checkpoint, path=str(weights), assumed=assumed, left=(*checkpoint.left, *remarks))
     except InputError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
+def _open(weights: Path) -> Contents:
+    """Read the headers of a file or folder; an error about the best weights of a run says how to do without the file."""
+    try:
+        return containers.open(weights)
+    except InputError as error:
+        newest = weights.with_name(folders.NEWEST_FILE)
+        if weights.name != folders.BEST_FILE or not newest.is_file():
+            raise
+        raise InputError(f"{error}; resuming the run writes it, and {newest} has the newest weights") from None
 
 
 def build_checkpoint(
@@ -440,7 +452,7 @@ def resolve_path(source: StrPath) -> Path:
     if str(source).startswith("hf://"):
         return hub.resolve(str(source))
     path = Path(os.path.expanduser(source))
-    if (path / WEIGHTS_FILE).is_file():
+    if any((path / name).is_file() for name in folders.RUN_FILES):
         return containers.find(path)
     if path.exists():
         return path

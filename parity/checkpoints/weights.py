@@ -35,6 +35,7 @@ class Checkpoint:
         format: the name of the format of the arrays, with its variant if the format has several: "google:linen".
         arrays: key -> array, exactly as the format stores them.  Arrays of a file are read when they are used.
         container: the kind of file, e.g. "safetensors"; "" for weights that were not read from a file.
+        path: the file or folder that was read, of a run folder the file in it; "" for weights that were not read from one.
         assumed: the properties of the model that were assumed, because neither the file nor the file from which it was
             converted states them.
         overridden: the config overrides of the user that replace another value, which the file states.
@@ -55,6 +56,7 @@ class Checkpoint:
     preprocessing: Preprocessing | None = None
     task: TaskName = "classes"
     overridden: tuple[Override, ...] = ()
+    path: str = ""
 
 
 def flatten(tree: Tree, format: Format) -> dict[str, Any]:

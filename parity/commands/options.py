@@ -28,7 +28,9 @@ def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) ->
 
 
 def _add_source_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("source", metavar="SRC", help="a checkpoint file or folder, a run folder, or hf://owner/name")
+    sub.add_argument(
+        "source", metavar="SRC", help="a checkpoint file or folder, a run folder (its best weights), or hf://owner/name"
+    )
     add_format_file_option(sub)
     _add_reading_options(sub, "SRC")
 

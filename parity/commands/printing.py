@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -68,6 +69,7 @@ def check_format_files_used(args: argparse.Namespace, *names: str) -> None:
 def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields of the JSON output that describe a checkpoint."""
     return {
+        "path": checkpoint.path,
         "format": checkpoint.format,
         "container": checkpoint.container,
         "config": asdict(checkpoint.config),
@@ -89,8 +91,9 @@ def print_json(schema: str, facts: dict[str, Any]) -> None:
 
 
 def describe_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield lines that describe a checkpoint: its format, the assumptions, the overrides and the keys not read."""
-    yield f"read: format {checkpoint.format}, container {checkpoint.container}"
+    """Yield lines that describe a checkpoint: its file and format, the assumptions, the overrides and the keys not read."""
+    file = f"{name}, " if (name := Path(checkpoint.path).name) else ""
+    yield f"read: {file}format {checkpoint.format}, container {checkpoint.container}"
     yield from metadata.summary_lines(checkpoint)
     reasons: dict[str, list[str]] = {}
     for each in checkpoint.assumed:

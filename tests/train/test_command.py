@@ -8,7 +8,6 @@ import pytest
 
 from parity.commands.run_command import BAD_INPUT
 from train import cli
-from train.loop.saved_run import best_weights
 from vit_spec import InputError
 from vit_spec.missing_packages import EXTRAS
 
@@ -76,9 +75,3 @@ def test_a_leading_tilde_of_run_is_the_home_folder(tmp_path, monkeypatch):
         assert cli.parse_request("train.torch", arguments).recipe.run == f"{tmp_path}/new"
     with pytest.raises(InputError, match=f"{tmp_path}/none"):
         cli.parse_request("train.torch", ["--resume", "~/none"])
-
-
-def test_the_best_weights_of_a_run_in_the_home_folder_are_found(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "best.safetensors").touch()
-    assert best_weights("~") == (f"{tmp_path}/best.safetensors", "")

@@ -196,6 +196,11 @@ def test_the_best_weights_of_a_run_are_used(run: Path, photos: list[str], predic
     assert predict(run, photos[0]) == predict(run / "best.safetensors", photos[0]) != newest
 
 
+def test_the_best_weights_of_a_run_without_the_newest_are_used(run: Path, photos: list[str], predict: Main) -> None:
+    (run / "weights.safetensors").unlink()
+    assert predict(run, photos[0]) == predict(run / "best.safetensors", photos[0])
+
+
 @pytest.mark.parametrize("place", ["", "weights.safetensors", "best.safetensors"])
 def test_the_newest_weights_used_in_place_of_the_best_are_reported(
     place: str, run: Path, photos: list[str], capsys: pytest.CaptureFixture[str]
@@ -699,7 +704,8 @@ def test_a_run_config_of_another_version_is_refused(run: Path, photos: list[str]
 
 
 def test_a_run_without_weights_is_refused(run: Path, photos: list[str], refused: Main) -> None:
-    (run / "weights.safetensors").unlink()
+    for path in run.glob("*.safetensors"):
+        path.unlink()
     assert "is a run without weights yet" in refused(run, photos[0])
 
 

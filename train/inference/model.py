@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 import parity
 from parity.checkpoints.config_overrides import parse_overrides
+from parity.checkpoints.containers.folders import RUN_FILES
 from parity.checkpoints.format_file import read_format
 from parity.checkpoints.formats import Fields, registered
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
-from parity.checkpoints.reading import WEIGHTS_FILE
 from parity.checkpoints.weights import Checkpoint
 from train.inference.twins import choose_twin
-from train.loop.saved_run import best_weights, read_run_config
+from train.loop.saved_run import missing_best_note, read_run_config
 from train.recipes import Recipe, Task
 from vit_spec import InputError, ViTConfig
 
@@ -108,14 +108,14 @@ def load_trained_model(
     path = Path(place)
     run = path if path.is_dir() else path.parent
     run_config = None if place.startswith("hf://") else read_run_config(run)
-    if run_config is not None and run == path and not (path / WEIGHTS_FILE).exists():
+    if run_config is not None and run == path and not any((path / name).exists() for name in RUN_FILES):
         raise InputError(f"{path} is a run without weights yet: it saves them with its first evaluation")
-    name, newest_note = best_weights(place)
-    checkpoint = parity.load(name, format=format, given=given, strip=strip, ignore=ignore)
+    checkpoint = parity.load(place, format=format, given=given, strip=strip, ignore=ignore)
     outputs, task = checkpoint.config.num_classes, checkpoint.task
     numbers = ("value",) if (outputs, task) == (1, "values") else tuple(map(str, range(outputs)))
     preprocessing = checkpoint.preprocessing or center_crop(checkpoint.config.image_size)
     fields = (checkpoint, task, checkpoint.labels or numbers, preprocessing)
+    newest_note = missing_best_note(place, checkpoint.path)
     if run_config is None:
         return TrainedModel(*fields, Recipe().batch_size, newest_note=newest_note)
     try:

@@ -13,7 +13,7 @@ from parity.checkpoints.surgery.edit import apply_changes
 from parity.checkpoints.weights import Checkpoint
 from train.data.rng import WEIGHTS, generator
 from train.loop.class_names import match_outputs
-from train.loop.saved_run import best_weights
+from train.loop.saved_run import missing_best_note
 from train.recipes import Recipe, config_overrides
 from vit_spec import InputError, ViTConfig, rows
 from vit_spec.sampling import sample_row
@@ -103,18 +103,19 @@ def load_weights(place: str, overrides: Sequence[str], flag: str) -> tuple[str, 
     Raises:
         InputError: there is nothing to load, or the format is unknown.
     """
-    name, newest_note = best_weights(place)
-    path = f"hf://timm/{name.removeprefix(TIMM_PREFIX)}" if name.startswith(TIMM_PREFIX) else name
+    name = f"hf://timm/{place.removeprefix(TIMM_PREFIX)}" if place.startswith(TIMM_PREFIX) else place
     given = parse_overrides(overrides, flag)
     try:
-        checkpoint = parity.load(path, given=given)
+        checkpoint = parity.load(name, given=given)
     except InputError as error:
         message = str(error).replace("--set ", f"{flag} ")  # the trainer's name of that flag
         message = message.replace("(with --ignore REGEX,", "(by `python -m parity convert --ignore REGEX`,")
         message = message.replace("; --strip ", "; `python -m parity convert` with --strip ")
         raise type(error)(message) from None
-    notes = [*filter(None, [newest_note]), *(f"{each.field} is {each.value}" for each in checkpoint.assumed)]
-    return name, checkpoint, [*notes, *(each.describe(flag) for each in checkpoint.overridden)]
+    newest = missing_best_note(place, checkpoint.path)
+    notes = [*([newest] if newest else []), *(f"{each.field} is {each.value}" for each in checkpoint.assumed)]
+    read = place if name.startswith("hf://") else checkpoint.path  # that of a name on the hub is in the cache
+    return read, checkpoint, [*notes, *(each.describe(flag) for each in checkpoint.overridden)]
 
 
 def _with_overrides(checkpoint: Checkpoint, overrides: dict[str, Any]) -> Checkpoint:

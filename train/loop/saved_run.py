@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from parity.checkpoints.containers.folders import BEST_FILE, NEWEST_FILE
 from train.checkpoints.trainers import FRAMEWORKS, trainer_of
 from train.loop.checkpoint_folder import converted_folder, replaced_folder
 from train.loop.lineage import TRAINER, Lineage, extend_lineage
@@ -16,8 +17,7 @@ from vit_spec import InputError, ViTConfig, bounded_json, nearest
 
 CHECKPOINTS = "checkpoints"
 DATA_FILE = "data.json"
-BEST_WEIGHTS = "best.safetensors"
-WEIGHTS = ("weights.safetensors", BEST_WEIGHTS, "weights_raw.safetensors", "best_raw.safetensors")
+WEIGHTS = (NEWEST_FILE, BEST_FILE, "weights_raw.safetensors", "best_raw.safetensors")
 UNFINISHED_FILE = ".first-checkpoint-unfinished"  # exists while there are weights and perhaps no complete checkpoint
 MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3 MB
 
@@ -102,20 +102,16 @@ def saved_model_config(path: Path) -> ViTConfig | None:
         return None  # `RunFolder` reports what is wrong with the folder
 
 
-def best_weights(place: str) -> tuple[str, str]:
-    """Return the path of a run's best weights if `place` is the folder of a run that has them, else `place` itself.
+def missing_best_note(place: str, path: str) -> str:
+    """Return a line that says so if a run folder has no best weights, so that its newest ones were read; else "".
 
-    The second value is a line that says so if the run has weights and no best weights, else "".  A leading ~ is the
-    home folder.
+    place: what the user gave.
+    path: the file that was read.
     """
-    place = os.path.expanduser(place)
-    path = Path(place) / BEST_WEIGHTS
-    if path.is_file():
-        return str(path), ""
-    newest = path.with_name(WEIGHTS[0])
-    if newest.is_file() and read_run_config(Path(place)) is not None:
-        return place, f"{place} has no {BEST_WEIGHTS}: its newest weights are used, {newest}"
-    return place, ""
+    run = Path(os.path.expanduser(place))
+    if Path(path) != run / NEWEST_FILE or not is_run(run):
+        return ""
+    return f"{run} has no {BEST_FILE}: its newest weights are used, {path}"
 
 
 def extended_lineage(path: Path, recipe: Recipe, trainer: str | None = None) -> Lineage:

@@ -87,7 +87,7 @@ class Recipe:
 
     model: Model = field(default_factory=Model)
     init: str | None = None
-    """Weights to start from: a run's folder (its best checkpoint), any file or hf:// name that `python -m parity inspect`
+    """Weights to start from: a run's folder (its best weights), any file or hf:// name that `python -m parity inspect`
     reads, or timm:NAME, which is hf://timm/NAME. None: random, from the seed."""
     init_set: tuple[str, ...] = ()
     """Override config fields of the file of --init, such as: norms.eps=1e-5 num_heads=6"""

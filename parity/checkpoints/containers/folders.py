@@ -15,7 +15,8 @@ from vit_spec import InputError
 CONFIG_FILE, OPEN_CLIP_CONFIG_FILE = "config.json", "open_clip_config.json"
 MAX_JSON_BYTES = 1 << 24  # of a JSON file beside weights; the names of 21,843 classes take 3 MB in config.json
 FLAX_FILE = "flax_model.msgpack"  # the weights of a Flax model in a folder of transformers
-RUN_FILE = "weights.safetensors"  # the weights in a run folder of this project
+BEST_FILE, NEWEST_FILE = "best.safetensors", "weights.safetensors"
+RUN_FILES = (BEST_FILE, NEWEST_FILE)  # the weights in a run folder of this project
 
 _TRANSFORMERS = (
     *("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}"),
@@ -44,14 +45,15 @@ def library_file(names: Collection[str], config: Mapping[str, Any]) -> str | Non
         if named not in names:
             raise InputError(f"says transformers_weights={quote(str(named))} in {CONFIG_FILE}, which is missing: fetch it")
         return str(named)
+    run_files = RUN_FILES if NEWEST_FILE in names else ()  # in other folders, best.safetensors may be another program's
     if {"recipe", "data"} <= config.keys():
-        order: Sequence[str] = (RUN_FILE, *_TRANSFORMERS, *_TIMM)
+        order: Sequence[str] = (*RUN_FILES, *_TRANSFORMERS, *_TIMM)
     elif "architecture" in config and "model_type" not in config:
-        order = (*_TIMM, *_TRANSFORMERS, RUN_FILE)
+        order = (*_TIMM, *_TRANSFORMERS, *run_files)
     elif OPEN_CLIP_CONFIG_FILE in names and "model_type" not in config and (config or CONFIG_FILE not in names):
-        order = (*_OPEN_CLIP, *_TIMM, *_TRANSFORMERS, RUN_FILE)
+        order = (*_OPEN_CLIP, *_TIMM, *_TRANSFORMERS, *run_files)
     else:
-        order = (*_TRANSFORMERS, *_TIMM, RUN_FILE)
+        order = (*_TRANSFORMERS, *_TIMM, *run_files)
     return next((name for name in order if name in names), None)
 
 

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import parity
+from parity.__main__ import main
 from parity.checkpoints import containers, hub
 from parity.checkpoints.containers import dcp
 from tests.parity.checkpoints.test_reading import TINY, random_arrays
@@ -49,6 +50,10 @@ def square_arrays(seed=0):
         ({"model_type": "vit"}, ["pytorch_model.bin", "weights.safetensors"], "pytorch_model.bin"),
         ({"recipe": {}, "data": {}}, ["pytorch_model.bin", "weights.safetensors"], "weights.safetensors"),
         (None, ["ema.safetensors", "weights.safetensors"], "weights.safetensors"),
+        ({"recipe": {}, "data": {}}, ["best.safetensors", "weights.safetensors", "model.safetensors"], "best.safetensors"),
+        ({"recipe": {}, "data": {}}, ["best.safetensors", "best_raw.safetensors"], "best.safetensors"),
+        ({"model_type": "vit"}, ["best.safetensors", "weights.safetensors", "model.safetensors"], "model.safetensors"),
+        (None, ["best.safetensors", "best_raw.safetensors", "weights.safetensors"], "best.safetensors"),
         (None, ["model.safetensors", "open_clip_model.safetensors"], "model.safetensors"),
         (
             None,
@@ -66,6 +71,51 @@ def square_arrays(seed=0):
 )
 def test_the_names_of_the_library_that_config_json_shows_come_first(tmp_path, config, others, chosen):
     assert containers.find(make_files(tmp_path / "a", *others, config=config)).name == chosen
+
+
+def test_a_file_named_best_is_that_of_a_run_only_beside_the_newest_weights(tmp_path):
+    folder = make_files(tmp_path / "a", "best.safetensors", "last.safetensors", config={"model_type": "vit"})
+    assert "holds 2 candidates ('best.safetensors', 'last.safetensors')" in refusal(folder)
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """Write a run folder whose best weights are in another format, with another number of classes, than the newest."""
+    folder = make_files(tmp_path / "run", config={"recipe": {}, "data": {}})
+    newest, changed = parity.Checkpoint(SQUARE, "torch", square_arrays()), {"num_classes": 5}
+    parity.write(newest, folder / "weights.safetensors", "torch")
+    parity.write(parity.surgery.apply(newest, changed)[0], folder / "best.safetensors", "jax")
+    return folder
+
+
+def test_a_run_folder_means_its_best_weights_everywhere(run_folder, tmp_path, capsys):
+    best = str(run_folder / "best.safetensors")
+    found = parity.load(run_folder)
+    assert (found.path, found.format, found.config.num_classes) == (best, "jax", 5)
+    assert main(["convert", str(run_folder), str(tmp_path / "a.npz"), "--to", "torch"]) == 0
+    assert parity.load(tmp_path / "a.npz").config.num_classes == 5
+    assert capsys.readouterr().out.startswith("read: best.safetensors, format jax, container safetensors\n")
+    assert main(["inspect", str(run_folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == best
+
+
+def test_the_newest_weights_of_a_run_are_read_by_their_path_and_where_there_are_no_best_ones(run_folder):
+    newest = run_folder / "weights.safetensors"
+    assert parity.load(newest).config.num_classes == SQUARE.num_classes
+    (run_folder / "best.safetensors").unlink()
+    assert parity.load(run_folder).path == str(newest)
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged" * 9])
+def test_damaged_best_weights_of_a_run_are_refused_and_not_replaced_by_the_newest(run_folder, content):
+    best, newest = (run_folder / f"{name}.safetensors" for name in ("best", "weights"))
+    best.write_bytes(content)
+    for place in (run_folder, best):
+        with pytest.raises(
+            InputError, match=r"is damaged .*: fetch or write it again; resuming the run writes it"
+        ) as error:
+            parity.load(place)
+        assert str(error.value).startswith(f"{best} is") and str(error.value).endswith(f"{newest} has the newest weights")
 
 
 def test_a_weight_file_that_config_json_names_is_not_replaced_by_another(tmp_path):
@@ -136,6 +186,7 @@ def test_a_checkpoint_of_orbax_in_a_subfolder_is_a_candidate(tmp_path):
         (["pytorch_model.bin", "flax_model.msgpack"], ["pytorch_model.bin"]),
         (["model.safetensors", "model.fp16.safetensors", "open_clip_model.safetensors"], ["model.safetensors"]),
         (["vit.npz"], ["vit.npz"]),
+        (["weights.safetensors", "config.json", "best.safetensors"], ["best.safetensors", "config.json"]),
         (["v.bin.index.json", "v-00001-of-00001.bin"], ["v.bin.index.json", "v-00001-of-00001.bin"]),
         (
             ["flax_model.msgpack", "flax_model.msgpack.parity.json"],

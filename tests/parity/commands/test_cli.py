@@ -206,7 +206,11 @@ def test_check_prints_the_report_and_its_exit_code_is_the_verdict(saved, capsys,
         return Report(passed=passed)
 
     monkeypatch.setattr("parity.comparison.twins.compare", compare)
-    assert run(capsys, "check", saved) == (code, "read: format torch, container safetensors\nthe report\n", "")
+    assert run(capsys, "check", saved) == (
+        code,
+        "read: vit.safetensors, format torch, container safetensors\nthe report\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize("options", [[], ["--level", "train"], ["--against", "{saved}"], ["--invariance"]])
@@ -239,7 +243,7 @@ def write_altered(path, target, **changes):
 
 def test_inspect_lists_suspicious_values(saved, tmp_path, capsys):
     suspicious = {"norm__weight": (slice(2), np.nan), "head__weight": ((1, 1), np.inf), "norm__bias": (3, 1e-40)}
-    path = write_altered(saved, tmp_path / "suspicious.safetensors", **suspicious)
+    path = write_altered(saved, tmp_path / "altered.safetensors", **suspicious)
     _, out, _ = run(capsys, "inspect", path)
     line = next(line for line in out.splitlines() if line.startswith("suspicious: "))
     assert "norm.weight has 2 NaN" in line and "head.weight has 1 infinite" in line and "norm.bias has 1 denormal" in line
