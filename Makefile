@@ -31,8 +31,9 @@ docs: $(INSTALLED) ## build the documentation site in build/docs; warnings are e
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
 	@echo 'build/docs/index.html'
 
+# --cov is last: it would take the first of ARGS as its value.
 coverage: $(INSTALLED) ## run the tests and list the lines and branches that none reached
-	$(BIN)/python -m pytest -q -n auto --cov $(ARGS)
+	$(BIN)/python -m pytest -q -n auto $(ARGS) --cov
 
 clean: ## remove the environment, caches and build products, but no training run
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
