@@ -17,6 +17,7 @@ from train.loop.schedule import Schedule
 from train.recipes import IMAGENET, RECIPES, DataInfo, Recipe, Task, flatten_fields
 from train.recipes.fields import flag_name, format_value
 from vit_spec import ViTConfig
+from vit_spec.missing_packages import TWIN_PACKAGES, missing_packages
 from vit_spec.printable import printable
 
 Row = tuple[str, str]  # a name and a text
@@ -50,6 +51,7 @@ def start_table(
     counts = f"{len(source.train):,} images, {len(source.held_out):,} held out, {len(source.classes)} {source.task}"
     o = recipe.optimizer
     shapes = {"cosine": "cosine to 0", "constant": "constant", "rsqrt": "1 / sqrt(step)"}
+    warmup = f"{schedule.warmup:.0f} step{'s' * (round(schedule.warmup) != 1)}"
     ending = f", linear to 0 in the last {schedule.cooldown:.0f}" if schedule.cooldown else ""
     model = recipe.model.name if recipe.init is None else f"of {recipe.init}"
     first_rows = {
@@ -60,7 +62,7 @@ def start_table(
         "images": f"{height}x{width}, {channels}, in {rows}x{columns} patches of {ph}x{pw}",
         "mesh": hardware,
         "steps": f"{schedule.total:,} of {recipe.batch_size} images, {schedule.epochs:g} epochs",
-        "learning rate": f"{o.name}, up to {o.lr:g} in {schedule.warmup:.0f} steps, then {shapes[recipe.decay]}{ending}",
+        "learning rate": f"{o.name}, up to {o.lr:g} in {warmup}, then {shapes[recipe.decay]}{ending}",
         **options,
     }
     notes = [*rows_of("assumed", assumptions), *rows_of("warning", warnings)]
@@ -115,12 +117,17 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
         rows["weights raw"] = f"{run.weights_raw}, after step {loop.done:,}, the weights themselves"
     if run.records:
         rows["curves"] = str(run.path / "curves.png")
-    folder = shlex.quote(str(run.path))
     if loop.interrupted or loop.is_stopped_early:
-        rows["to resume"] = f"{command} --run {folder}{' --patience 0' * loop.is_stopped_early}"
-    rows["compare the twins"] = f"python -m parity check {folder}"
-    rows["load"] = f'vit_torch.load("{run.path}"), vit_jax.load("{run.path}")'
-    return rows
+        rows["to resume"] = f"{command} --run {shlex.quote(str(run.path))}{' --patience 0' * loop.is_stopped_early}"
+    return rows | twin_rows(run.path)
+
+
+def twin_rows(path: Path) -> dict[str, str]:
+    """Return the rows that say how to compare the twins with the weights of a run, and to load them, if installed."""
+    twins = [name for name, packages in TWIN_PACKAGES.items() if not missing_packages(*packages)]
+    both = {"compare the twins": f"python -m parity check {shlex.quote(str(path))}"}
+    load = {"load": ", ".join(f'vit_{name}.load("{path}")' for name in twins)}
+    return both | load if len(twins) == len(TWIN_PACKAGES) else load
 
 
 def first_names(names: Sequence[str]) -> str:

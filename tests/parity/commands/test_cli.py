@@ -344,6 +344,7 @@ def test_help_names_every_command():
             "convert a b.npz --tto timm",
             "unrecognized arguments: --tto; did you mean '--to'?; see python -m parity convert",
         ),
+        ("inspect a --version", "unrecognized arguments: --version; see python -m parity inspect"),
         ("convert a --set eps=1 --to timm", "the following arguments are required: DST; see python -m parity convert"),
         ("golden record a.npz", "the following arguments are required: FILE; see python -m parity golden record --help"),
         ("convert a b.safetensors --to jux", "unknown format 'jux'; did you mean 'jax'?"),

@@ -241,9 +241,10 @@ def test_a_held_out_class_number_above_those_of_training_is_refused(tmp_path: Pa
 
 
 def test_a_class_number_below_zero_is_refused(tmp_path: Path) -> None:
-    assert "has the target -1: expected a class number" in error_message(
-        write_npz(tmp_path, {"train": 9}, lambda n: np.arange(n) % 3 - 1)
-    )
+    for classes, expected in ((3, "from 0 to 1; 3 of"), (2, "from 0; 5 of")):
+        message = error_message(write_npz(tmp_path, {"train": 9}, lambda n, k=classes: np.arange(n) % k - 1))
+        remedy = "number the classes from 0, or leave these images out"
+        assert f"has the target -1: expected a class number {expected} 9 are wrong: {remedy}" in message
 
 
 def test_a_label_that_is_neither_0_nor_1_is_refused(tmp_path: Path) -> None:

@@ -626,6 +626,37 @@ def test_settings_without_effect_are_listed(task: Any, changes: dict[str, Any], 
     assert len(found) == len(messages) and all(line.startswith(start) for line, start in zip(found, messages, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("missing", "rows"),
+    [
+        (
+            "",
+            {
+                "compare the twins": "python -m parity check 'a run'",
+                "load": 'vit_jax.load("a run"), vit_torch.load("a run")',
+            },
+        ),
+        ("flax", {"load": 'vit_torch.load("a run")'}),
+        ("torch", {"load": 'vit_jax.load("a run")'}),
+    ],
+)
+def test_the_summary_names_only_twins_that_are_installed(
+    missing: str, rows: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_tables, "missing_packages", lambda *packages: [each for each in packages if each == missing])
+    assert run_tables.twin_rows(Path("a run")) == rows
+
+
+@pytest.mark.parametrize(("warmup", "text"), [("0steps", "0 steps"), ("1steps", "1 step"), ("2steps", "2 steps")])
+def test_a_warm_up_of_one_step_is_one_step(warmup: str, text: str) -> None:
+    source: Any = SimpleNamespace(train=range(1000), held_out=range(9), classes=("a", "b"), task="classes")
+    recipe = Recipe(epochs="20steps", warmup=warmup)
+    rows = run_tables.start_table(
+        Request("tiny", recipe, source, ""), TINY_CONFIG, Schedule.from_recipe(recipe, 1000), "", Path(), {}, [], []
+    )
+    assert f"up to 0.001 in {text}, then cosine" in dict(rows)["learning rate"]
+
+
 def test_settings_that_are_adapted_to_the_data_are_named_as_typed() -> None:
     source: Any = SimpleNamespace(train=range(1000), channels=1, size=(8, 8))
     recipe = RECIPES["vit_s16"](DataInfo(1000, 1, (8, 8)))

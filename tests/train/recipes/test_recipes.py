@@ -220,6 +220,7 @@ INVALID = {
     "--plan": "--plan needs a value",
     "--plan 8x80GiB --dry_run": "--plan and --dry-run exclude each other: leave out one of them",
     "--lr 1e-3": "did you mean '--optimizer.lr'?",
+    "--version": "unrecognized arguments: --version; see python -m train",
     "--optimizer.name adamww": f"{', '.join(OPTIMIZERS)}; did you mean 'adamw'?",
     "--model.changes num_classes=3 --plan 8x80GiB": "num_classes, which follows from the data and the task: leave it out",
     "--model.changes depht=3 --plan 8x80GiB": "--model.changes depht is not a field of the config; did you mean 'depth'?",

@@ -213,9 +213,11 @@ def load_split(data: DatasetSplits, name: str) -> Examples:
     split = data.splits[name]()
     targets, count = split.targets, len(data.classes)
     wrong: Any
+    remedy = "correct them, or leave these images out"
     if data.task == "classes":
         wrong = np.logical_or(targets < 0, targets >= count)
-        expected = f"a class number from 0{f' to {count - 1}' if count else ''}"
+        expected = f"a class number from 0{f' to {count - 1}' if count > 1 else ''}"
+        remedy = "number the classes from 0, or leave these images out"
     elif data.task == "labels":
         wrong, expected = ((targets != 0) & (targets != 1)).any(1), "0 or 1 for every label"
     else:
@@ -224,7 +226,7 @@ def load_split(data: DatasetSplits, name: str) -> Examples:
         row = int(wrong.argmax())
         raise InputError(
             f"{split.names[row]} has the target {np.array2string(targets[row], separator=', ', max_line_width=10**6)}: "
-            f"expected {expected}; {int(wrong.sum()):,} of {len(split):,} are wrong"
+            f"expected {expected}; {int(wrong.sum()):,} of {len(split):,} are wrong: {remedy}"
         )
     return split
 
