@@ -15,6 +15,7 @@ jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 pytest.importorskip("grain")
 
+from parity.checkpoints.containers import orbax
 from parity.checkpoints.weights import as_checkpoint
 from tests.train.torch.test_engine import CONFIG, DROPOUT, make, make_batch
 from tests.twins import perturbed_params
@@ -99,8 +100,10 @@ def test_a_training_state_goes_to_the_other_trainer_and_back_bit_for_bit(optimiz
         shutil.copytree(tmp_path / ("torch" if not turn else f"{turn - 1}"), folder)
         take_over(name, folder, optimizer).close()
         states.append(FILES[name].read_state(folder / "9", WIDE))
-        # optax does not count the updates of SGD, which do not depend on their number.
-        assert (states[-1].step, states[-1].updates, states[-1].sound) == (9, 9 if optimizer == "sgd" else 7, True)
+    # optax does not count updates that do not depend on their number, as those of SGD.
+    moments = [array for path, array in orbax.open_(tmp_path / "0" / "9" / "state").arrays.items() if path[0] == "moments"]
+    updates = 7 if any(array.dtype.kind == "i" for array in moments) else 9
+    assert [(state.step, state.updates, state.sound) for state in states[1:]] == [(9, updates, True)] * 3
     for one, other in (states[::2], states[1::2]):
         found, expected = arrays_in(other), arrays_in(one)
         assert found.keys() == expected.keys()
