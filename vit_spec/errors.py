@@ -60,7 +60,8 @@ def nearest(name: object, names: Iterable[str]) -> str:
     """
     text = str(name)
     known = [each for each in names if len(each) <= 100] if len(text) <= 100 else []
-    leaf, by_word = text.lstrip("-"), {each.lstrip("-"): each for each in known}  # all flags have the hyphens
+    leaf = text.lstrip("-").partition("=")[0] if text.startswith("--") else text  # of --flag=value the flag
+    by_word = {each.lstrip("-"): each for each in known}  # all flags have the hyphens
     same_leaf = [word for word in by_word if leaf and word.rpartition(".")[2] == leaf]
     # Half of the letters are no similarity: linear and cosine have a ratio of 0.5, version and json of 0.55.
     matches = same_leaf or difflib.get_close_matches(leaf, list(by_word)[:10_000], n=1, cutoff=0.6)
