@@ -46,7 +46,7 @@ from benchmarks.machine import revision
 from benchmarks.ports.declaration import HITS, Pair, Pairs
 from benchmarks.ports.pairs import sources
 
-SECONDS = 120  # time limit of a pair, and for each fault in addition
+SECONDS = 300  # time limit of a pair, and for each fault in addition
 SECONDS_PER_FAULT = 60
 MARK = "RESULT "
 ENVIRONMENT = {
