@@ -321,6 +321,14 @@ def _unmatched_error(
                 f"torch has {_describe_keys(b)} of its own, and flax has no array left for it: if flax uses {of_flax} for "
                 f"both, tie the two in torch as well, so that {''.join(_keys([b]))} is {of_torch}"
             )
+    parametrized = [key for key in sorted(_keys(torch)) if f".{_PARAMETRIZED}." in f".{key}"]
+    if parametrized:
+        owner, _, name = f".{parametrized[0]}".rpartition(f".{_PARAMETRIZED}.")
+        module, tensor = f"module{owner}", name.partition(".")[0]
+        return InputError(
+            f"no counterpart for torch's {parametrized[0]}, from which the module computes {tensor}: compare a copy after "
+            f"torch.nn.utils.parametrize.remove_parametrizations({module}, {tensor!r}), or give it in layouts"
+        )
     if lacking := max(_lacking_biases(flax, torch), default=None):
         return InputError(lacking[1])
     for b in torch:
@@ -335,14 +343,6 @@ def _unmatched_error(
                 "flax: the shapes fit and the names do not decide; give the right one in layouts, such as "
                 f"{module_lines(possible[0], b, candidates[possible[0].path, b.path])[0][0]!r}"
             )
-    parametrized = [key for key in sorted(_keys(torch)) if f".{_PARAMETRIZED}." in f".{key}"]
-    if parametrized:
-        owner, _, name = f".{parametrized[0]}".rpartition(f".{_PARAMETRIZED}.")
-        module, tensor = f"module{owner}", name.partition(".")[0]
-        return InputError(
-            f"no counterpart for torch's {parametrized[0]}, from which the module computes {tensor}: compare a copy after "
-            f"torch.nn.utils.parametrize.remove_parametrizations({module}, {tensor!r}), or give it in layouts"
-        )
     sides = [
         f"{side} {'; '.join(keys[:4])}{'; ...' if len(keys) > 4 else ''}"
         for side, modules in (("torch's", torch), ("flax's", flax))

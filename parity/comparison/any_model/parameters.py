@@ -20,6 +20,7 @@ FLAX_ROLES = {
     **{"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "mean", "var": "var"},
     **{"w": "weight", "b": "bias", "offset": "bias"},  # of Haiku, and of models written as functions
     **{"gamma": "weight", "beta": "bias", "moving_mean": "mean", "moving_variance": "var"},  # of Keras' normalisations
+    **{"running_mean": "mean", "running_var": "var"},  # of functions that keep PyTorch's names
     "weight": "weight",  # of Equinox, with the axes of PyTorch
 }
 TORCH_ROLES = {

@@ -252,6 +252,23 @@ def test_running_statistics_match_those_in_the_batch_stats_collection():
     assert lines(match(flax, torch))["batch_stats/bn/var | width"] == "norm.running_var | width"
 
 
+def test_running_statistics_of_a_function_with_the_names_of_torch_are_matched():
+    names = ("bias", "running_mean", "running_var")
+    flax = {f"n/{name}": (4,) for name in ("scale", *names)}
+    torch = {f"n.{name}": (4,) for name in ("weight", *names)}
+    assert dict(match(flax, torch).keys()) == {f"n/{name}": f"n.{name}" for name in names} | {"n/scale": "n.weight"}
+
+
+def test_a_weight_that_is_computed_beside_a_bias_is_refused_or_matched_by_a_line():
+    flax = {"c/kernel": (8, 4), "c/bias": (4,), "c/u": (4,)}
+    torch = {"c.parametrizations.weight.original": (4, 8), "c.bias": (4,), "c.parametrizations.weight.0._u": (4,)}
+    with pytest.raises(InputError, match=r"^no counterpart for torch's c.parametrizations.weight.original, from which the"):
+        match(flax, torch)
+    line = "c/kernel | in out <-> c.parametrizations.weight.original | out in"
+    keys = match(flax, torch, layouts=[line]).keys()
+    assert dict(keys) == dict(zip(flax, torch, strict=True))
+
+
 @pytest.mark.parametrize("names", small_models())
 def test_the_mapping_of_the_twins_equals_that_of_their_formats(names):
     config = small_models()[names]
