@@ -1,6 +1,8 @@
 """Two models that run on the same inputs with the same weights, and the comparison of what they return."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -202,15 +204,21 @@ class BothModels:
         """
         choices = {"flax": Choices(), "torch": Choices()}
         arithmetics: tuple[Arithmetic, ...] = ("float32", "float64", "rounded")
-        try:
-            of_flax = [*map(self._named, self.flax.run_by_operation(choices["flax"], arithmetics, list(self.names)))]
-            of_torch = [*map(self._without_zeros, self.torch.run_by_operation(choices["torch"], arithmetics, self.names))]
-        except OtherOperationsError:
-            return
-        self._use_unbiased_variances(of_flax[-1], of_torch[-1])
-        if all(each.are_changed_by_rounding for each in choices.values()):
-            self._by_operation = {"flax": OperationRuns(*of_flax), "torch": OperationRuns(*of_torch)}
+        of_flax = map(self._named, self.flax.run_by_operation(choices["flax"], arithmetics, list(self.names)))
+        of_torch = map(self._without_zeros, self.torch.run_by_operation(choices["torch"], arithmetics, self.names))
+        both = {"flax": of_flax, "torch": of_torch}
+        with suppress(OtherOperationsError):
+            runs = {side: OperationRuns(next(each), next(each)) for side, each in both.items()}
+            if not all(each.are_changed_by_rounding for each in choices.values()):
+                return
+            self._by_operation = runs
             self._compare()
+            if self.is_only_inexact:  # the last run is as long as the others
+                rounded = {side: next(each) for side, each in both.items()}
+                self._use_unbiased_variances(rounded["flax"], rounded["torch"])
+                self._by_operation = {side: replace(runs[side], rounded=rounded[side]) for side in both}
+                self._compare()
+        if self._by_operation:
             # XLA may have made other choices than its operations one by one.
             has_passed = any(row.name == "gradient" and row.same_precision and not row.rounded for row in self.rows)
             self.choices = choices if has_passed or any(each.changed for each in choices.values()) else {}

@@ -1,7 +1,7 @@
 """The comparison of the tensors of two models, one by one, with the tolerances of G0 and G1."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from types import MappingProxyType
 
@@ -27,12 +27,12 @@ _SMALL = 1e-4  # entries of an output that are smaller than this share of the la
 class OperationRuns:
     """What a model returns that runs operation by operation, each time with the choices of its run in float32.
 
-    rounded: with each operation computed in float64, and its results rounded to float32.
+    rounded: with each operation computed in float64, and its results rounded to float32; empty without such a run.
     """
 
     float32: Tensors
     float64: Tensors
-    rounded: Tensors
+    rounded: Tensors = field(default_factory=dict)
 
 
 def compare_tensors(
@@ -59,7 +59,9 @@ def compare_tensors(
         if is_gradient:
             errors[name][1:] = [error_of(name, each.float32[name], each.float64[name]) for each in both]
         exact = [each.float64[name] if is_gradient else reference[name] for each in both]
-        errors[name] += [error_of(name, each.rounded[name], of) for each, of in zip(both, exact, strict=True)]
+        errors[name] += [
+            error_of(name, each.rounded[name], of) for each, of in zip(both, exact, strict=True) if each.rounded
+        ]
     of_outputs = {
         name: output_difference(name, runs["flax float64"][name], tensor)
         for name, tensor in reference.items()

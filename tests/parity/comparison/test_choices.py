@@ -14,6 +14,7 @@ from torch import nn
 
 from parity.comparison.any_model.assertion import compare_models
 from parity.comparison.any_model.report import PairReport
+from parity.comparison.any_model.trace import choices
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, ErrorNorms
 
 ROWS, WIDTH, UNITS = 256, 8, 8
@@ -92,6 +93,11 @@ def test_gradients_in_float32_are_compared_with_those_of_the_same_choices() -> N
     assert max(plain_errors(report)) > 2 * FLOAT32_TOLERANCE
     assert report.passed and any("rounding to float32 changes" in note for note in report.notes)
     assert all(row.flax < 5e-7 and row.torch < 5e-7 for row in report.rows)  # type: ignore[operator]
+
+
+def test_operations_are_only_rounded_if_the_same_choices_do_not_explain_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "round_in_jax", pytest.fail)
+    assert compare(jax.nn.relu, nn.functional.relu, across=1).passed
 
 
 def test_choices_of_a_part_in_bfloat16_are_made_too() -> None:
