@@ -26,7 +26,7 @@ from parity.comparison.any_model.trace.origin import (
     find_wrong_gradient,
     find_wrong_integers,
 )
-from parity.comparison.any_model.trace.precision import find_imprecise_operation
+from parity.comparison.any_model.trace.precision import find_imprecise_operation, large_error
 from parity.comparison.any_model.trace.tables import Table, find_epsilons, find_rounded_tables
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from vit_spec import InputError
@@ -187,10 +187,18 @@ class Comparison:
         imprecise = next((row for row in models.rows if not row.same_precision), None)
         if imprecise is None or imprecise.flax is None or imprecise.torch is None:
             return None
-        is_flax = imprecise.flax > imprecise.torch
-        worse: Any = models.flax if is_flax else models.torch
-        place = find_imprecise_operation(worse.record("float64"), worse.record("float32"))
-        return Origin(place if is_flax else None, None if is_flax else place, "precision") if place else None
+        side = "flax" if imprecise.flax > imprecise.torch else "torch"
+        worse: Any = getattr(models, side)
+        limit = large_error(getattr(imprecise, side))
+        if place := find_imprecise_operation(worse.record("float64"), worse.record("float32"), limit):
+            found = Origin(place, place, "precision")
+        else:
+            gradients = [row for row in models.rows if row.name.startswith(GRADIENT_OF) and getattr(row, side) > limit]
+            keys = [row.name.removeprefix(GRADIENT_OF) for row in gradients]
+            found = find_wrong_gradient(keys, models.correspondence, "precision")
+        if found is None:
+            return None
+        return replace(found, torch=None) if side == "flax" else replace(found, flax=None)
 
     def _are_reordered(self, name: str) -> bool:
         """Return whether both models return the same numbers in this output, if their order does not count."""

@@ -18,6 +18,8 @@ def hints(models: BothModels, contradicting: Sequence[tuple[str, str]]) -> Itera
     flax, torch = (models.runs[f"{side} float64"] for side in ("flax", "torch"))
     if models.is_only_loss_different:
         yield _hint_on_loss(models, flax, torch)
+    if models.has_own_loss and [row.name for row in models.rows if not row.same_precision] == ["gradient"]:
+        yield "the gradient starts at the functions of loss, and one may round more: compare the models without loss"
     swapped = list(swapped_outputs(flax, torch, models.names))
     yield from swapped
     yield from other_momenta(flax, torch, models.torch.weights, models.torch.batch_norms)

@@ -119,6 +119,25 @@ def test_a_part_of_torch_in_bfloat16_is_the_origin_of_the_error() -> None:
     assert report.origin.torch.file == __file__ and "the error is large after" in str(report)
 
 
+def test_a_loss_that_rounds_more_is_the_origin_of_the_error_in_gradients() -> None:
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Any) -> Any:
+            ctx.save_for_backward(y)
+            return (y**2).mean()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            rounded = gradient.bfloat16() if gradient.dtype == torch.float32 else gradient
+            return (0.3 * rounded).to(gradient.dtype) / 0.3 * 2 * ctx.saved_tensors[0] / ctx.saved_tensors[0].numel()
+
+    report = compare(loss=(lambda y: (y**2).mean(), Square.apply))
+    assert report.verdict.startswith("FAIL G1, the same precision: the errors of gradient in float32"), str(report)
+    assert "the first large one in the backward pass is in the gradient in fc of torch" in str(report)
+    assert any("compare the models without loss" in hint for hint in report.hints)
+    assert compare().passed
+
+
 class Attention(nnx.Module):
     """Attention with the softmax of jax.nn.dot_product_attention, which is always in float32."""
 

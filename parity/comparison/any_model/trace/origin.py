@@ -56,6 +56,8 @@ class Origin:
         sides = (("torch", self.torch), ("flax", self.flax))
         places = [f"{place} of {side}" for side, place in sides if place]
         where = " and ".join(places)
+        if self.kind == "precision" and all(place.operation == "gradient" for _, place in sides if place):
+            return f"in float32 the outputs have small errors; the first large one in the backward pass is in the {where}"
         if self.kind == "precision":
             return f"in float32 the error is large after {where}, and small in everything that it reads"
         if self.kind == "missing":
@@ -161,16 +163,19 @@ def find_order(flax: Graph, torch: Graph) -> Origin:
     return Origin(places[0], places[1], "order")
 
 
-def find_wrong_gradient(keys: Sequence[str], correspondence: Any) -> Origin | None:
+def find_wrong_gradient(keys: Sequence[str], correspondence: Any, kind: str = "gradient") -> Origin | None:
     """Return the module of the first wrong gradient on the way back, as an origin; None if none is of a parameter.
 
-    keys: keys of PyTorch's parameters whose gradients differ, from the last parameter to the first.
+    Args:
+        keys: keys of PyTorch's parameters whose gradients are wrong, from the last parameter to the first.
+        correspondence: the mapping of the parameters.
+        kind: "precision" if they are wrong in float32 only.
     """
     partners = {of_torch: of_flax for of_flax, of_torch in correspondence.keys()}
     for key in keys:
         if key in partners:
             of_flax, of_torch = partners[key].rpartition("/")[0], key.rpartition(".")[0]
-            return Origin(Place(of_flax, "gradient"), Place(of_torch, "gradient"), "gradient")
+            return Origin(Place(of_flax, "gradient"), Place(of_torch, "gradient"), kind)
     return None
 
 

@@ -1,5 +1,6 @@
 """The operation at which the rounding errors of a model in float32 become as large as those of its outputs."""
 
+import math
 from difflib import SequenceMatcher
 
 from parity.comparison.any_model.trace.graph import INPUTS, Graph
@@ -8,18 +9,20 @@ from parity.comparison.any_model.trace.places import Place
 from parity.comparison.tolerances import UNIT_ROUNDOFF, ErrorNorms
 
 
-def find_imprecise_operation(exact: Graph, rounded: Graph) -> Place | None:
-    """Return the first operation whose result has a large error although everything that it reads has a small one.
+def large_error(of_result: float) -> float:
+    """Return the relRMS from which an error explains that of a result: its geometric mean with float32's unit roundoff."""
+    return math.sqrt(UNIT_ROUNDOFF["float32"] * of_result)
 
-    An error counts as large above the geometric mean of the unit roundoff of float32 and the error of the outputs.
+
+def find_imprecise_operation(exact: Graph, rounded: Graph, limit: float) -> Place | None:
+    """Return the first operation whose result has a large error although everything that it reads has a small one.
 
     Args:
         exact: the operations of the model in float64.
         rounded: the operations of the same model, with the same weights and inputs, in float32.
+        limit: the relRMS above which an error counts as large.
     """
     errors = _errors(exact, rounded)
-    largest = max((errors[n] for n in rounded.outputs if n in errors), default=0.0)
-    limit = (UNIT_ROUNDOFF["float32"] * largest) ** 0.5
     for n, operation in enumerate(rounded.operations):
         is_large = any(errors.get(each, 0.0) > limit for each in operation.outputs)
         if is_large and not any(errors.get(each, 0.0) > limit for each in operation.inputs):
