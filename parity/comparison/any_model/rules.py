@@ -34,10 +34,9 @@ UNTRANSPOSED: Rules = (("in out", "in out"),)  # torch multiplies from the right
 REVERSED: Rules = (("-x in out", "in out x"), ("-y -x in out", "in out y x"), ("-z -y -x in out", "in out z y x"))
 SQUARE_REVERSED = "as many channels in as out: reversed"  # note of these kernels where the other order fits as well
 
-# Axis names of parameters that are not kernels.  The index is the number of axes longer than one in flax.
-# SAME_AXES: torch has the same axes.  MERGED_AXES: torch merges them into one.
-SAME_AXES = ["", "width", "row width", "x row width", "y x row width"]
-MERGED_AXES = ["", "width", "head dim", "qkv head dim", "part qkv head dim"]
+# Axis names of parameters that are not kernels, of which the last ones name the axes longer than one in flax.
+SAME_AXES = ("t", "z", "y", "x", "row", "width")  # torch has the same axes
+MERGED_AXES = ("part", "qkv", "head", "dim")  # torch merges them into one
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,10 @@ def _find_rule(
             return "in out", "out in", order or f"by convention: {SQUARE}"
         note = f"by convention: {SQUARE_AS_IT_IS}"
     a, b = ([n for n in shape if n > 1] for shape in (flax, torch))
-    if len(a) >= len(SAME_AXES) or (a != b and b != [prod(a)]):
+    names = SAME_AXES if a == b else MERGED_AXES
+    if len(a) > len(names) or (a != b and b != [prod(a)]):
         return None
-    axes = (SAME_AXES if a == b else MERGED_AXES)[len(a)].split()
+    axes = names[len(names) - len(a) :]
     torch_axes = axes if a == b else [" ".join(axes)]
     return " ".join(_name_axes(flax, iter(axes))), " ".join(_name_axes(torch, iter(torch_axes))), note
 

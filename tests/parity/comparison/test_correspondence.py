@@ -405,6 +405,13 @@ def test_parameters_without_a_counterpart_are_refused_by_name():
         match({"x/kernel": (3, 5)}, {"y.weight": (6, 3)})
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5, 6), (2, 3, 4, 5, 6, 2)])
+def test_an_array_of_many_axes_is_matched(shape):
+    """Such as the weight of a Conv3d of Equinox, or the complex weight of a Fourier layer as two numbers."""
+    [pair] = match({"c/weight": shape}, {"c.weight": shape}).pairs
+    assert str(pair.flax).partition("| ")[2] == str(pair.torch).partition("| ")[2]
+
+
 def test_a_line_can_reverse_axes():
     shapes = {"up/kernel": (2, 3, 5, 4)}, {"up.weight": (5, 4, 2, 3)}
     line = "up/kernel | -y -x in out <-> up.weight | in out y x"
