@@ -249,6 +249,36 @@ def test_a_table_whose_angles_are_computed_in_float32_is_the_same_table() -> Non
     assert report.passed and len(report.tables) == 1, str(report)
 
 
+@pytest.mark.parametrize("columns", [[0, 1, 2, 3, 0, 1, 2, 3], [0, 0, 1, 1, 2, 2, 3, 3]])
+@pytest.mark.parametrize("is_doubled_in_flax", [True, False])
+def test_a_table_of_angles_of_pairs_is_that_of_their_features(columns: list[int], is_doubled_in_flax: bool) -> None:
+    """Rotary positions have one angle for two features, which some models store once and some twice."""
+
+    def once(table: Any, x: Any) -> Any:
+        pairs, table = ((4, 2), table[:, :, None]) if columns[0] == columns[1] else ((2, 4), table[:, None, :])
+        return (x.reshape(*x.shape[:2], *pairs) + table).reshape(x.shape)
+
+    exact = torch.sin(torch.tensor(ANGLES[:, :4]))
+    of_float32 = np.sin(ANGLES[:, :4].astype(np.float32))
+    adds = (lambda table, x: x + table[:, columns], once)
+    layer = Table(lambda dtype: 0)
+    variables = random_variables(layer, MANY_TOKENS)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(once(exact, x) if is_doubled_in_flax else x + exact[:, columns])
+
+    def apply(variables: Any, x: Any) -> Any:
+        return layer.apply(variables, adds[0 if is_doubled_in_flax else 1](of_float32, x))
+
+    report = compare_models(apply, variables, Model(), MANY_TOKENS, level="function")
+    assert report.passed and len(report.tables) == 1, str(report)
+
+
 @pytest.mark.parametrize(
     "wrong", [np.sin(ANGLES) * (1 + 2e-6), np.sin(ANGLES * (1 + 2e-6)), np.cos(ANGLES), np.sin(ANGLES[::-1])]
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import chain, combinations, islice, product
 from typing import Any
 
 import numpy as np
@@ -125,10 +125,24 @@ def _partners_by_place(array: Array, others: list[Array]) -> Iterator[Array]:
 
     Along one of the axes, which counts the positions, the error may grow.
     """
-    for other in others:
+    for other in chain.from_iterable(_with_columns_of(each, array) for each in others):
         entries = _repeated(other, array.shape)
         if entries is not None and any(_agree(array, entries, error) for error in _errors_along_an_axis(entries)):
             yield entries
+
+
+def _with_columns_of(table: Array, array: Array) -> Iterator[Array]:
+    """Yield a table, and where an array has half or twice as many columns, the table with each column once or twice.
+
+    Rotations turn pairs of features, and a model may have the angle of each pair or that of each feature.
+    """
+    yield table
+    own, n = (each.shape[-1] if each.ndim else 0 for each in (table, array))
+    if 2 * own == n > 0:
+        yield from (np.concatenate([table, table], -1), np.repeat(table, 2, -1))
+    if own == 2 * n > 0:
+        yield from (table[..., :n],) * np.array_equal(table[..., :n], table[..., n:])
+        yield from (table[..., ::2],) * np.array_equal(table[..., ::2], table[..., 1::2])
 
 
 def _errors_along_an_axis(array: Array) -> Iterator[Array]:
@@ -198,8 +212,10 @@ def _agree(array: Array, entries: Array, errors: Array) -> bool:
 def _repeated(array: Array, shape: tuple[int, ...]) -> Array | None:
     """Return an array of another shape with the same entries, repeated along other axes; None if it does not fit."""
     lengths = [n for n in array.shape if n > 1]
-    for before in range(len(shape) - len(lengths) + 1):
-        own = (*[1] * before, *lengths, *[1] * (len(shape) - before - len(lengths)))
+    for axes in combinations(range(len(shape)), len(lengths)):
+        own = [1] * len(shape)
+        for axis, n in zip(axes, lengths, strict=True):
+            own[axis] = n
         if all(n in (1, length) for n, length in zip(own, shape, strict=True)):
             return np.broadcast_to(array.reshape(own), shape)
     return None
