@@ -11,7 +11,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.any_model.outputs import Loss, check_loss, default_loss, named_arrays
 from parity.comparison.any_model.random_masks import MaskStream
 from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
-from parity.comparison.any_model.trace.choices import Arithmetic, Choices, ChoosingEvaluator
+from parity.comparison.any_model.trace.choices import Arithmetic, Choices, run_in_jax
 from parity.comparison.any_model.trace.fixed_parts import FixedPart, fixed_parts
 from parity.comparison.any_model.trace.flax_graph import record_flax, trace
 from parity.comparison.any_model.trace.flax_modules import name_modules_of, scopes_for_modules
@@ -145,9 +145,9 @@ class FlaxRunner:
         structure, self.longest_sum = jax.tree.structure(traced.out_info), longest_sum(traced.jaxpr.jaxpr)
         for arithmetic in arithmetics:
             dtype = "float64" if arithmetic == "float64" else "float32"
-            evaluator = ChoosingEvaluator(choices, self._replace, arithmetic)
             with exact_jax("float32" if arithmetic == "float32" else "float64"):
-                leaves = evaluator.run(traced.jaxpr, jax.tree.leaves(self._arguments(dtype)), Scope())
+                arguments = jax.tree.leaves(self._arguments(dtype))
+                leaves = run_in_jax(traced.jaxpr, arguments, choices, self._replace, arithmetic)
             choices.rewind()
             yield self._by_name(jax.tree.unflatten(structure, leaves))
 

@@ -14,8 +14,10 @@ from torch import nn
 
 from parity.comparison.any_model.assertion import compare_models
 from parity.comparison.any_model.report import PairReport
-from parity.comparison.any_model.trace.choices import Choices, choose_in_torch
+from parity.comparison.any_model.trace.choices import Choices, ChoosingEvaluator, choose_in_torch, run_in_jax
 from parity.comparison.any_model.trace.rounded_operations import longest_sum
+from parity.comparison.any_model.trace.scope import Scope
+from parity.comparison.framework_settings import exact_jax
 from parity.comparison.tolerances import UNIT_ROUNDOFF, ErrorBudget, ErrorNorms, long_sum_error
 
 ROWS, IN, UNITS, OUT = 8192, 2, 4, 2
@@ -99,6 +101,20 @@ def test_running_statistics_are_updated_if_operations_are_rounded() -> None:
     assert norm.running_mean is not None and norm.running_var is not None
     torch.testing.assert_close(norm.running_mean, (0.1 * x.double().mean(0)).float(), rtol=0, atol=0)
     torch.testing.assert_close(norm.running_var, (0.9 + 0.1 * x.double().var(0)).float(), rtol=1e-7, atol=0)
+
+
+def test_operations_that_are_compiled_together_round_as_each_alone() -> None:
+    x = np.random.default_rng(0).standard_normal((50, 20)).astype(np.float32)
+    function = jax.grad(lambda x: (jax.nn.softmax(x * x + x) @ jnp.maximum(x, 0).T / 3).sum())
+    with exact_jax("float32"):
+        closed, choices = jax.make_jaxpr(function)(x), Choices()
+        run_in_jax(closed, [jnp.asarray(x)], choices, None, "float32")
+    with exact_jax("float64"):
+        choices.rewind()
+        one = ChoosingEvaluator(choices, None, "rounded").run(closed, [jnp.asarray(x)], Scope())
+        choices.rewind()
+        other = run_in_jax(closed, [jnp.asarray(x)], choices, None, "rounded")
+    np.testing.assert_array_equal(one[0], other[0])
 
 
 @pytest.mark.parametrize(

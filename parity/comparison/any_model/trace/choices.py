@@ -7,7 +7,8 @@ choices: both are gradients of the same smooth function.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.fixed_parts import narrow_float
 from parity.comparison.any_model.trace.jaxpr import UnrolledEvaluator
 from parity.comparison.any_model.trace.rounded_operations import is_rounded_in_jax, round_in_jax, round_in_torch
-from parity.comparison.any_model.trace.scope import Scope
+from parity.comparison.any_model.trace.scope import Scope, has_operation
 from parity.comparison.tolerances import AMPLIFIED_ERROR_FACTOR, FLOAT32_TOLERANCE
 
 # Operations that choose by an operand: its index.  All others choose by results that are integers or truth values.
@@ -48,38 +49,43 @@ class Choices:
     Attributes:
         entries: number of entries that the run in float64 has chosen.
         changed: number of those that it would have chosen otherwise.
+        arrays: the choices by the names of operations, each in their order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arrays: Mapping[str, list[Any]] = MappingProxyType({})) -> None:
+        """Keep the arrays of choices by the names of operations, if they are known."""
         self.entries = self.changed = 0
-        self._arrays: dict[str, list[Array]] = defaultdict(list)
+        self.arrays: dict[str, list[Any]] = defaultdict(list, arrays)
         self._used: dict[str, int] = defaultdict(int)
 
     def record(self, name: str, array: Array) -> None:
         """Keep the next choice of an operation."""
-        self._arrays[name].append(array.copy())
+        self.arrays[name].append(array.copy())
 
     def rewind(self) -> None:
         """Let the next run make the recorded choices from the first one on."""
         self._used.clear()
 
-    def recorded(self, name: str, shape: tuple[int, ...]) -> Array:
+    def recorded(self, name: str, shape: tuple[int, ...]) -> Any:
         """Return the next choice of an operation, which has the same shape as in the first run.
 
         Raises:
             OtherOperationsError: the first run has made no such choice.
         """
-        n, arrays = self._used[name], self._arrays[name]
+        n, arrays = self._used[name], self.arrays[name]
         self._used[name] += 1
         if n >= len(arrays) or arrays[n].shape != shape:
             raise OtherOperationsError(name)
         return arrays[n]
 
-    def count(self, own: Array, chosen: Array) -> None:
-        """Count the entries of the result of an operation that differ between its own choice and the recorded one."""
+    def count(self, own: Any, chosen: Any) -> None:
+        """Count the entries of the result of an operation that differ between its own choice and the recorded one.
+
+        own, chosen: arrays of NumPy or of JAX, which may be tracers.
+        """
         self.entries += own.size
         one, other = own.astype(np.float64), chosen.astype(np.float64)
-        self.changed += int((~np.isclose(one, other, rtol=_JUMP, atol=0.0, equal_nan=True)).sum())
+        self.changed += (abs(one - other) > _JUMP * abs(other)).sum()
 
     @property
     def are_changed_by_rounding(self) -> bool:
@@ -116,7 +122,7 @@ class ChoosingEvaluator(UnrolledEvaluator):
             operand = self._choices.recorded(name, np.shape(values[n])).astype(values[n].dtype)
             chosen = super().bind(equation, [*values[:n], operand, *values[n + 1 :]], scope)
             if self._exact:
-                self._choices.count(*(np.asarray(each[0]) for each in (found, chosen)))
+                self._choices.count(found[0], chosen[0])
             return chosen
         return [self._chosen(name, each) for each in found] if any(map(_is_floating, values)) else found
 
@@ -131,8 +137,31 @@ class ChoosingEvaluator(UnrolledEvaluator):
             return own
         chosen = self._choices.recorded(name, own.shape).astype(own.dtype)
         if self._exact:
-            self._choices.count(np.asarray(own), chosen)
+            self._choices.count(own, chosen)
         return jnp.asarray(chosen)
+
+
+def run_in_jax(closed: Any, arguments: Sequence[Any], choices: Choices, replace: Any, arithmetic: Arithmetic) -> list[Any]:
+    """Return the results of a ClosedJaxpr in an arithmetic.
+
+    In float32 each operation is compiled alone, because fused operations would round, and choose, otherwise.  In float64,
+    compiling all of them at once takes a fraction of the time; only loops are evaluated step by step.
+    """
+    import jax
+
+    if arithmetic == "float32" or any(has_operation(closed.jaxpr, name) for name in ("scan", "while", "cond")):
+        return ChoosingEvaluator(choices, replace, arithmetic).run(closed, arguments, Scope())
+
+    def run(arguments: Sequence[Any], arrays: Mapping[str, list[Any]]) -> tuple[list[Any], Any]:
+        own = Choices(arrays)
+        results = ChoosingEvaluator(own, replace, arithmetic).run(closed, arguments, Scope())
+        choices.entries += own.entries  # which shapes tell, while tracing
+        return results, own.changed
+
+    results: list[Any]
+    results, changed = jax.jit(run)(arguments, dict(choices.arrays))
+    choices.changed += int(changed)
+    return results
 
 
 def choose_in_torch(choices: Choices, arithmetic: Arithmetic) -> Any:

@@ -32,7 +32,14 @@ def round_in_jax(equation: Any, values: Sequence[Any]) -> list[Any]:
     pairs = zip(values, equation.invars, strict=True)
     wide = [jnp.asarray(value, "float64") if each.aval.dtype == "float32" else value for value, each in pairs]
     found = zip(operation_in_float64(equation, wide), equation.outvars, strict=True)
-    return [result.astype(each.aval.dtype) for result, each in found]
+    return [(_rounded(each) if each.dtype == "float64" else each).astype(variable.aval.dtype) for each, variable in found]
+
+
+def _rounded(array: Any) -> Any:
+    """Return an array with the precision of float32, which XLA keeps; it may fuse a conversion with the next operation."""
+    import jax
+
+    return jax.lax.reduce_precision(array, 8, 23)
 
 
 def round_in_torch(function: Any, args: Any, kwargs: Any) -> Any:
