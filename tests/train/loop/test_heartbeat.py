@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,14 +12,18 @@ from train.loop.heartbeat import DONE, EXIT_STATUS, LOST, Heartbeat
 
 
 @pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The statuses with which a heartbeat has ended this process, which goes on in the test."""
     found: list[int] = []
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.01)
     monkeypatch.setattr(heartbeat, "PATIENCE", 0.2)
 
     monkeypatch.setattr(heartbeat.os, "_exit", found.append)
-    return found
+    yield found
+    for thread in threading.enumerate():  # one that is about to end the process would, after the test
+        if thread.name.startswith("heartbeat"):
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def wait(exits: list[int], seconds: float) -> None:
