@@ -64,7 +64,7 @@ class _SingleBlock:
     """One block of a model, with the part of the model's interface that patches use."""
 
     def __init__(self, model: Any, number: int) -> None:
-        block = model.blocks[number]
+        block = require(model.blocks[number] if number < len(model.blocks) else None, f"block {number}")
         self.config, self.blocks = model.config, [block]
         self.modules, self.named_modules = block.modules, block.named_modules
 

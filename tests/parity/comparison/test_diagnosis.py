@@ -40,6 +40,7 @@ from parity.comparison.diagnosis.evaluator import Evaluator, Result
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.layer_hypotheses import operations, single_block_hypotheses
 from parity.comparison.diagnosis.numeric_hypotheses import scale_factors
+from parity.comparison.diagnosis.patches import Inapplicable, confine_to_block
 from parity.comparison.diagnosis.repair import repair
 from parity.comparison.diagnosis.search import CauseSearch
 from parity.comparison.diagnosis.weight_hypotheses import rotary_orders
@@ -717,6 +718,11 @@ def test_a_change_of_one_layer_gives_the_same_outputs_whether_unchanged_parts_ar
 
 
 @pytest.mark.usefixtures("without_layers")
+def test_a_cause_in_a_block_that_another_cause_removes_does_not_apply() -> None:
+    with pytest.raises(Inapplicable, match="this model has no block 99"):
+        confine_to_block(lambda model: None, 99)(vit_torch.ViT(PLAIN))
+
+
 def test_a_hypothesis_that_raises_is_discarded_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(model: Any) -> None:
         raise RuntimeError("a patch that fits no model")
