@@ -11,9 +11,8 @@ from typing import Any
 from parity.comparison.any_model.trace.jaxpr import operation_in_float64
 from parity.comparison.any_model.trace.scope import inner_jaxprs
 
-_WRITTEN_ARGUMENTS = {
-    "native_batch_norm": (3, 4)
-}  # of PyTorch's operations that change tensors which their schemas do not name
+# Arguments that operations of PyTorch change, although their schemas do not say so: here the running statistics.
+_WRITTEN_ARGUMENTS = {"native_batch_norm": (3, 4)}
 
 
 def is_rounded_in_jax(equation: Any) -> bool:
