@@ -196,6 +196,12 @@ def test_the_best_weights_of_a_run_are_used(run: Path, photos: list[str], predic
     assert predict(run, photos[0]) == predict(run / "best.safetensors", photos[0]) != newest
 
 
+def test_a_run_in_the_home_folder_is_read_with_its_config(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(run.parent))
+    found, same = load_trained_model(f"~/{run.name}"), load_trained_model(str(run))
+    assert found.run == run and (found.data, found.checkpoint.path) == (same.data, same.checkpoint.path)
+
+
 def test_the_best_weights_of_a_run_without_the_newest_are_used(run: Path, photos: list[str], predict: Main) -> None:
     (run / "weights.safetensors").unlink()
     assert predict(run, photos[0]) == predict(run / "best.safetensors", photos[0])

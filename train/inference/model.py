@@ -1,6 +1,7 @@
 """Inference: load a trained model from a run folder or any checkpoint, and apply it to images with either twin."""
 
 import argparse
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -99,12 +100,13 @@ def load_trained_model(
     A file in a run folder gets the metadata of the run too; RUN/weights.safetensors has its newest weights.  If the run has
     no best weights, these are loaded.
 
-    place: a path, or a name on the hub.
+    place: a path, in which a leading ~ is the home folder, or a name on the hub.
     format, given, strip, ignore: as for `parity.load`.
 
     Raises:
         InputError: there is nothing to load, the format is unknown, or the run's config lacks a field.
     """
+    place = os.path.expanduser(place)
     path = Path(place)
     run = path if path.is_dir() else path.parent
     run_config = None if place.startswith("hf://") else read_run_config(run)
