@@ -19,12 +19,27 @@ from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
 from train.recipes.fields import FieldError
 from train.recipes.flags import HelpFormatter, add_flags, apply_flags
 from vit_spec import InputError, nearest
+from vit_spec.config import FIELDS
 
 if TYPE_CHECKING:
     from train.data.sources import Dataset
 
 FAILED = 1  # the exit status of Python for an exception that nothing catches
 DEFAULT_RECIPE = "vit_s16"
+# The names that other trainers give to flags that have no similar name here -> what to give instead.
+_OF_OTHER_TRAINERS = {
+    **dict.fromkeys(("steps", "max-steps", "num-steps", "total-steps", "duration"), "--epochs, as in --epochs 1000steps"),
+    **dict.fromkeys(("output", "output-dir", "out-dir", "logdir", "workdir", "checkpoint-dir"), "--run FOLDER"),
+    **dict.fromkeys(("bs", "per-device-train-batch-size"), "--batch-size, the images of all devices"),
+    **dict.fromkeys(("learning-rate", "base-lr"), "--optimizer.lr"),
+    "opt": "--optimizer.name",
+    "wd": "--optimizer.weight-decay",
+    **dict.fromkeys(("amp", "bf16", "fp16", "precision", "mixed-precision"), "--dtype bfloat16"),
+    **dict.fromkeys(("grad-checkpointing", "gradient-checkpointing"), "--remat full"),
+    **dict.fromkeys(("gpus", "devices"), "--mesh, as in --mesh data=2"),
+    **dict.fromkeys(("pretrained", "weights", "checkpoint", "load"), "--init WEIGHTS, or --resume RUN"),
+    "num-classes": "--data, whose classes the model gets",
+}
 DIGITS = DataInfo(images=1438, channels=1, size=(8, 8))  # the default data set
 
 
@@ -176,9 +191,22 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
     return replace(changed, model=replace(model, changes=(*own_changes, *more_changes)))
 
 
+class _TrainerParser(Parser):
+    """A parser that also suggests what fields of the model, and flags of other trainers, are called here."""
+
+    def hint(self, flag: str) -> str:
+        word = flag.removeprefix("--").partition("=")[0]
+        if found := _OF_OTHER_TRAINERS.get(word):
+            return f"; give {found}"
+        field = word.removeprefix("model.").replace("-", "_")
+        of_model = next((name for name in FIELDS if field in (name, name.rpartition(".")[2])), None)
+        is_flag = word in {option.rpartition(".")[2].removeprefix("--") for option in self._option_string_actions}
+        return super().hint(flag) if is_flag or of_model is None else f"; give --model.changes {of_model}=VALUE"
+
+
 def _make_parser(module: str, name: str, recipe: Recipe) -> Parser:
     """Return the parser of a trainer's flags, with a recipe's values as defaults."""
-    parser = Parser(
+    parser = _TrainerParser(
         prog=f"python -m {module}",
         usage="%(prog)s [--config NAME] [OPTIONS]",
         description=_docstring(name).replace("python -m train.jax ", f"python -m {module} "),

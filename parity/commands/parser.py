@@ -18,6 +18,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
 
+    def hint(self, flag: str) -> str:
+        """Return the end of a message about an unknown option: what to give instead; "" if nothing is similar."""
+        return nearest(flag, self._option_string_actions)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         arguments, known = split_overrides(list(sys.argv[1:] if args is None else args)), self._option_string_actions
         try:
@@ -28,11 +32,11 @@ class Parser(argparse.ArgumentParser):
             # A required option that is misspelt is missing, which argparse says first.
             before = takewhile(lambda argument: argument != "--", arguments)
             flags = (argument.partition("=")[0] for argument in before if argument.startswith("--"))
-            unknown = [flag for flag in flags if flag not in known and nearest(flag, known)]
+            unknown = [flag for flag in flags if flag not in known and self.hint(flag)]
             if not unknown:
                 raise
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], known)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self.hint(unknown[0])}")
         # An empty path would mean the working folder; a shell gives one for a variable that is not set.
         for action in self._actions:
             value = getattr(args, action.dest, None)
