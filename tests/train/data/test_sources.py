@@ -653,6 +653,29 @@ def test_more_than_eight_bits_of_colour_are_refused() -> None:
         decode(png, "x")
 
 
+def test_more_than_eight_bits_of_colour_in_planes_are_refused() -> None:
+    lists_at = 8 + 2 + 12 * 10 + 4  # behind the header and ten tags
+    planes_at = lists_at + 3 * 6
+    lists = {258: (16, 16, 16), 273: (planes_at, planes_at + 8, planes_at + 16), 279: (8, 8, 8)}
+    values = {256: 2, 257: 2, 259: 1, 262: 2, 277: 3, 278: 2, 284: 2}
+    values |= {tag: lists_at + 6 * i for i, tag in enumerate(lists)}
+    tags = (struct.pack("<HHII", tag, 3, 3 if tag in lists else 1, values[tag]) for tag in sorted(values))
+    tiff = b"II*\0" + struct.pack("<IH", 8, len(values)) + b"".join(tags) + bytes(4)
+    tiff += b"".join(struct.pack("<3H", *each) for each in lists.values()) + bytes(3 * 8)
+    with Image.open(io.BytesIO(tiff)) as image:
+        assert image.mode == "RGB" and len(image.tile) == 3  # Pillow opens it as 8 bits
+    with pytest.raises(InputError, match=r"more than 8 bits a channel \(16 bits\)"):
+        decode(tiff, "x")
+
+
+def test_grey_that_is_multiplied_by_its_opacity_is_read() -> None:
+    separate, multiplied = (struct.pack("<HHII", 338, 3, 1, kind) for kind in (2, 1))  # ExtraSamples
+    tiff = encode(Image.new("LA", (2, 2), (100, 200)), "TIFF").replace(separate, multiplied)
+    with Image.open(io.BytesIO(tiff)) as image:
+        assert image.mode == "La"
+    assert np.array_equal(decode(tiff, "x"), np.full((2, 2), 100 * 255 // 200, np.uint8))
+
+
 def test_a_bmp_of_sixteen_bits_a_pixel_is_read() -> None:
     pixels = np.array([[0xF800, 0x07E0, 0x001F, 0xFFFF]], "<u2")  # red, green, blue and white, of 5, 6 and 5 bits
     info = struct.pack("<IiiHHIIiiII3I", 40, 4, 1, 1, 16, 3, 8, 0, 0, 0, 0, 0xF800, 0x07E0, 0x001F)

@@ -25,8 +25,10 @@ _SOI, _SOS, _EOI = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"  # JPEG markers: start 
 _APP1, _EXIF_HEADER = b"\xff\xe1", b"Exif\0\0"
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _OFFSET_TAGS = (273, 324)  # TIFF tags: StripOffsets, TileOffsets
+_TILE_SIDE_TAGS = (322, 323)  # TileWidth, TileLength
+_BIT_DEPTH_TAG = 258  # BitsPerSample
 _BMP_565 = "BGR;16"  # Pillow's name of 16 bits a pixel; in other names ";16" means 16 bits a channel
-_GREY_MODES = ("1", "L", "LA", "La")
+_GREY_MODES = ("1", "L", "LA")
 
 # Pillow warns about each damaged tag of an image: up to 80,000 lines for a small file.  `decode` raises an error for damage
 # that matters.  The filter is global: images are decoded in threads, and `warnings.catch_warnings` is not thread-safe.
@@ -58,6 +60,7 @@ def decode(source: bytes | str | os.PathLike[str], name: object) -> Image.Image:
             if not high_depth:
                 image.load()
                 ImageOps.exif_transpose(image, in_place=True)
+                return _to_grey_or_rgb(image)
     except UnidentifiedImageError:
         raise InputError(f"{name} is not an image that can be read: replace or remove the file") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -65,9 +68,8 @@ def decode(source: bytes | str | os.PathLike[str], name: object) -> Image.Image:
     except Exception as error:  # Pillow's decoders raise many kinds of exceptions for damaged images
         raise_if_inaccessible(error, name)
         raise InputError(f"{name} cannot be read ({error_text(error)}): replace or remove the file") from None
-    if high_depth:  # Pillow would silently clip these values at 255, or drop their lower bits
-        raise InputError(f"{name} has more than 8 bits a channel ({high_depth}): convert it to 8 bits first")
-    return _to_grey_or_rgb(image)
+    # Pillow would silently clip these values at 255, drop their lower bits, or take the bytes of one for two pixels.
+    raise InputError(f"{name} has more than 8 bits a channel ({high_depth}): convert it to 8 bits first")
 
 
 def check_image_size(height: int, width: int, name: object) -> None:
@@ -135,9 +137,13 @@ def _count_tiff_parts(data: bytes) -> int:
 
 def _tile_pixels(image: Image.Image) -> float:
     """Return the pixels of a tile of a TIFF, which are allocated however small the image is; 0 for other formats."""
-    tags = getattr(image, "tag_v2", {})
-    sides = [tags.get(tag, 0) for tag in (322, 323)]
-    return math.prod(max(side) if isinstance(side, tuple) else side for side in sides)
+    return math.prod(_largest_value(image, tag) for tag in _TILE_SIDE_TAGS)
+
+
+def _largest_value(image: Image.Image, tag: int) -> float:
+    """Return the largest value of a tag of a TIFF; 0 if the image does not have the tag."""
+    value = getattr(image, "tag_v2", {}).get(tag, 0)
+    return max(value) if isinstance(value, tuple) else value
 
 
 def _max_pixels() -> float:
@@ -150,9 +156,11 @@ def error_text(error: Exception) -> str:
 
 
 def _high_bit_depth(image: Image.Image) -> str:
-    """Return the mode that shows more than 8 bits per channel, or ""."""
+    """Return the mode or the number that shows more than 8 bits per channel, or ""."""
     if image.mode[0] in "IF":
         return image.mode
+    if (bits := _largest_value(image, _BIT_DEPTH_TAG)) > 8:  # the raw modes of a planar TIFF do not show it
+        return f"{bits} bits"
     stored = [part for tile in getattr(image, "tile", ()) for part in (tile[3] if isinstance(tile[3], tuple) else tile[3:])]
     return next((part for part in stored if isinstance(part, str) and ";16" in part and part != _BMP_565), "")
 
@@ -160,6 +168,8 @@ def _high_bit_depth(image: Image.Image) -> str:
 def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("L", "RGB"):
         return image
+    if image.mode == "La":
+        image = image.convert("LA")  # the only mode to which Pillow converts it
     if image.mode in _GREY_MODES:
         return image.convert("L")
     if image.mode == "P" and "transparency" in image.info:
