@@ -183,7 +183,7 @@ def test_the_probe_of_labels_is_a_logistic_regression_for_each() -> None:
         reference = LogisticRegression(C=1 / probe.strength, max_iter=1000)
         reference.fit(scaler.transform(FEATURES[TRAIN]), LABELS[TRAIN, i])
         expected = reference.decision_function(scaler.transform(FEATURES[HELD_OUT]))
-        np.testing.assert_allclose(2 * probe.outputs[:, i], expected, rtol=1e-9)  # the same fit twice
+        np.testing.assert_allclose(probe.outputs[:, i], expected, rtol=1e-9)  # the same fit twice
 
 
 def test_a_label_without_training_images_does_not_change_the_others() -> None:
@@ -192,6 +192,13 @@ def test_a_label_without_training_images_does_not_change_the_others() -> None:
     other = probes.linear_probe("labels", FEATURES[TRAIN], wide[TRAIN], FEATURES[HELD_OUT])
     same = compute_metrics("labels", one.outputs, LABELS[HELD_OUT], ("a", "b"))
     assert same.items() <= compute_metrics("labels", other.outputs, wide[HELD_OUT], ("a", "b", "c")).items()
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_label_that_all_or_no_training_images_have_is_certain(label: int) -> None:
+    targets = np.full((140, 1), label, np.float32)
+    outputs, converged = probes.LinearModels("labels", FEATURES[TRAIN], targets, FEATURES[HELD_OUT], 1)(1.0)
+    assert np.array_equal(outputs, np.full((60, 1), np.inf if label else -np.inf)) and converged
 
 
 def test_the_probe_of_values_is_ridge_regression() -> None:

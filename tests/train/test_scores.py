@@ -185,6 +185,26 @@ def test_extreme_outputs_have_finite_metrics() -> None:
     assert found["log_loss"].value == 0 and found["ece"].value == 0
 
 
+@pytest.mark.parametrize("logit", [-np.inf, np.inf])
+def test_a_wrong_answer_without_any_doubt_has_an_infinite_log_loss(logit: float) -> None:
+    outputs, targets = labels(0)
+    outputs[:, 2], targets[:, 2] = logit, logit > 0
+    right = score("labels", outputs, targets, NAMES[:3], resamples=20).overall["log_loss"]
+    assert right.low < right.value < right.high
+    targets[7, 2] = logit < 0
+    found = score("labels", outputs, targets, NAMES[:3], resamples=20)  # some resamples lack image 7
+    assert found.overall["log_loss"].value == np.inf and found.overall["log_loss"].low < 1
+    assert found.each["c"]["auroc"].value == 0.5  # equal outputs
+
+
+def test_a_class_of_probability_0_has_an_infinite_log_loss() -> None:
+    outputs, targets = classes(0)
+    outputs[:, 6] = -np.inf
+    assert np.isfinite(score("classes", outputs, targets, NAMES, resamples=20).overall["log_loss"].high)
+    targets[0] = 6
+    assert score("classes", outputs, targets, NAMES, resamples=20).overall["log_loss"].value == np.inf
+
+
 @pytest.mark.parametrize("outlier", [2.0, 1e9])
 def test_resamples_with_equal_targets_are_left_out_of_the_interval_of_r2(outlier: float) -> None:
     """About a third of the resamples lack the only other target; their variance is rounding error, or 0."""

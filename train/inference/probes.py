@@ -284,7 +284,8 @@ class LinearModels:
         if self._task == "classes":
             return self._logistic(self._targets, strength, self._count)
         each = [self._logistic(column.astype(np.int64), strength, 2) for column in self._targets.T]
-        return np.stack([outputs[:, 1] for outputs, _ in each], axis=1), all(converged for _, converged in each)
+        logits = [outputs[:, 1] - outputs[:, 0] for outputs, _ in each]
+        return np.stack(logits, axis=1), all(converged for _, converged in each)
 
     def _logistic(self, classes: Indices, strength: float, count: int) -> tuple[Array, bool]:
         """Fit a logistic regression; a class without training images is never predicted."""

@@ -72,7 +72,7 @@ def score(
     all images have it, r2 if the targets are equal, and spearman if the targets or the outputs are equal.  A label is
     predicted if its probability is above 0.5.
 
-    outputs: (N, C) logits or values.    targets: see `train.data.targets.targets_for_task`.
+    outputs: (N, C) logits, which may be infinite, or values.    targets: see `train.data.targets.targets_for_task`.
     names: (C,) of the outputs; they all differ, see `train.loop.class_names.unique_names`.
     resamples: 0 for no intervals.    seed: seed of the resamples.
     """
@@ -190,7 +190,7 @@ class _OfClasses:
         rankings = _of_rankings(self._probabilities.T, self._one_against_rest, weights[:ranked])
         overall |= {"balanced_accuracy": _mean(each["recall"]), "f1": _mean(each["f1"])}
         overall |= {metric: _mean(values) for metric, values in rankings.items()}
-        overall |= {"log_loss": weights @ self._log_losses / total, "ece": self._gaps(weights)}
+        overall |= {"log_loss": _mean_loss(self._log_losses, weights), "ece": self._gaps(weights)}
         return {metric: values[None] for metric, values in overall.items()}, each | rankings
 
 
@@ -209,7 +209,7 @@ class _OfLabels:
         each = _of_decisions(*(part @ weights.T for part in (labels, predicted, labels * predicted)))
         rankings = _of_rankings(self._logits.T, self._labels.T, weights[:ranked])
         overall = {metric: _mean(values) for metric, values in rankings.items()} | {"f1": _mean(each["f1"])}
-        overall |= {"label_accuracy": weights @ self._right / total, "log_loss": weights @ self._losses / total}
+        overall |= {"label_accuracy": weights @ self._right / total, "log_loss": _mean_loss(self._losses, weights)}
         overall |= {"ece": self._gaps(np.repeat(weights, len(labels), axis=1))}
         return {metric: values[None] for metric, values in overall.items()}, rankings | each
 
@@ -263,6 +263,14 @@ def _mean(values: Array) -> Array:
     return mean
 
 
+def _mean_loss(losses: Array, weights: Array) -> Array:
+    """Return the mean of losses (N,) in each resample, (R,): infinite where an infinite loss is drawn."""
+    is_infinite = np.isinf(losses)
+    finite = weights @ np.where(is_infinite, 0, losses) / weights.sum(1)  # 0 times infinity would be NaN
+    mean: Array = np.where(weights @ is_infinite > 0, np.inf, finite)
+    return mean
+
+
 class _CalibrationGaps:
     """The expected calibration error: the mean over bins of |mean probability - share of right answers|."""
 
@@ -307,7 +315,8 @@ def _areas(scores: Array, positive: Array, weights: Array) -> tuple[Array, Array
     Equal scores are one threshold.
     """
     order = np.argsort(-scores, kind="stable")
-    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    ordered = scores[order]
+    ends = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # infinite scores may be equal too
     w = weights[:, order]
     true = np.cumsum(np.where(positive[order], w, 0), axis=1)[:, ends]
     answers = np.cumsum(w, axis=1)[:, ends]
