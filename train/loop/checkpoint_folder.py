@@ -191,7 +191,7 @@ def settle_converted(folder: Path) -> None:
 def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:
     """Return a number that is largest for the best checkpoint.
 
-    None if its weights were not evaluated, or if their held-out loss is not finite.
+    None if its weights were not evaluated, or if their held-out loss is not finite or their primary metric is undefined.
     """
     metric = PRIMARY_METRIC[task]
     is_valid = loop_state.is_evaluated and math.isfinite(loop_state.scores.last["loss"])

@@ -339,7 +339,10 @@ class Loop:
         if self.engine.has_ema and self._is_better(raw):
             self._weight_files.write_best(self.run.best_raw, self.done, raw=True)
             raw.best = raw.last
-        self.state.evaluations_since_best = 0 if is_better else self.state.evaluations_since_best + 1
+        if is_better:
+            self.state.evaluations_since_best = 0
+        elif not self._is_undefined(scores):
+            self.state.evaluations_since_best += 1
 
     def _compute_metrics(self, results: list[Arrays]) -> dict[str, float]:
         """Return the metrics of the held-out set, from the results of each batch."""
@@ -352,11 +355,17 @@ class Loop:
         }
 
     def _is_better(self, scores: Scores) -> bool:
-        """Return whether the newest metrics are better than the best; those whose loss is not finite never are."""
+        """Return whether the newest metrics are better than the best.
+
+        Those whose loss is not finite, or whose primary metric is NaN, never are.
+        """
         name = PRIMARY_METRIC[self.task]
-        if not math.isfinite(scores.last["loss"]):
-            return False
-        return not scores.best or is_better(name, scores.last[name], than=scores.best[name])
+        is_finite = math.isfinite(scores.last["loss"])
+        return is_finite and is_better(name, scores.last[name], than=scores.best.get(name, math.nan))
+
+    def _is_undefined(self, scores: Scores) -> bool:
+        """Return whether the newest metrics cannot tell how good the weights are: finite loss, primary metric NaN."""
+        return math.isfinite(scores.last["loss"]) and math.isnan(scores.last[PRIMARY_METRIC[self.task]])
 
     def _save_checkpoint(self) -> None:
         """Start to write a checkpoint of the engine's state and the loop's, and write the weights."""

@@ -46,7 +46,7 @@ class LoopState:
     scores: scores of the EMA of the weights if the engine has one, else of the weights themselves.
     scores_raw: scores of the weights themselves if there is an EMA, else empty.
     is_evaluated: whether `scores.last` belongs to the current weights.
-    evaluations_since_best: number of evaluations since the best one.
+    evaluations_since_best: number of evaluations since the best one, without those whose primary metric is undefined.
     recent_metrics: metrics of each step since the last record of training in metrics.jsonl.
     mean_metrics: the record of training after this step; {} if there is none.
     unreadable: names of images that could not be read, sorted.

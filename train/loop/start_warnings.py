@@ -14,7 +14,11 @@ LARGER_RECIPE = "vit_ti16"  # the recipe for larger images that the warning name
 
 def start_warnings(request: Request, config: ViTConfig) -> list[str]:
     """Return a line for each choice to warn of, with what to do instead."""
-    return [*_downscaling_warnings(request, config), *_test_split_warnings(request.source)]
+    return [
+        *_downscaling_warnings(request, config),
+        *_test_split_warnings(request.source),
+        *_undefined_metric_warnings(request),
+    ]
 
 
 def _test_split_warnings(source: Dataset) -> list[str]:
@@ -23,6 +27,17 @@ def _test_split_warnings(source: Dataset) -> list[str]:
         return []
     instead = "--held-out 0.1 selects them on a tenth of the training images and leaves the test split unseen"
     return [f"the best weights are selected on the test split, so their result on it is too good; {instead}"]
+
+
+def _undefined_metric_warnings(request: Request) -> list[str]:
+    """Warn if the metric that selects the best weights is undefined; not in a dry run, which has few held-out images."""
+    task, targets = request.recipe.task or request.source.task, request.source.held_out.targets
+    if task != "labels" or request.dry_run or (targets != targets[:1]).any():
+        return []
+    return [
+        "all held-out images have the same labels, so auroc is undefined: no weights are the best, and --patience does not "
+        "end the run; choose --held-out images with and without each label"
+    ]
 
 
 def _downscaling_warnings(request: Request, config: ViTConfig) -> list[str]:

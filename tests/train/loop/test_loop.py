@@ -290,6 +290,18 @@ def test_a_run_that_ends_with_a_held_out_loss_that_is_not_finite_has_diverged(
         )
 
 
+def test_an_undefined_metric_selects_no_weights_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("train.loop.loop.compute_metrics", lambda *_: {"accuracy": math.nan})
+    assert run_training(replace(EVERY_STEP, run=str(tmp_path / "run"), patience=2)) == 0
+    assert re.search(r"finished +8 of 8 steps", capsys.readouterr().out)
+    assert not [*(tmp_path / "run").glob("best*")]
+    state = LoopState.from_json(json.loads((tmp_path / "run/checkpoints/8/state.json").read_text()), "accuracy")
+    assert state is not None and state.scores.best == state.scores_raw.best == {} and state.scores.last
+    assert state.evaluations_since_best == 0 and checkpoint_rank("classes", state) is None
+
+
 class Rising(Declining):
     """An engine whose loss is the number of the step; that of step 18 and later ones is NaN."""
 

@@ -532,6 +532,18 @@ def test_selecting_weights_on_the_test_split_gives_a_warning_with_an_alternative
     assert instead in start_warnings(Request("tiny", Recipe(), source, ""), TINY_CONFIG)[0]
 
 
+@pytest.mark.parametrize("labels", [[[0, 1], [0, 1]], [[0, 1], [1, 1]]], ids=["all equal", "one differs"])
+def test_held_out_images_with_the_same_labels_give_a_warning(labels: list[list[int]], tmp_path: Path) -> None:
+    images, training = np.zeros((4, 8, 8), np.uint8), [[0, 1], [1, 0]] * 2
+    np.savez(
+        tmp_path / "x.npz", train_images=images, train_labels=training, val_images=images[: len(labels)], val_labels=labels
+    )
+    request = Request("tiny", Recipe(), open_dataset(f"npz:{tmp_path / 'x.npz'}"), "")
+    expected = ["all held-out images have the same labels, so auroc is undefined"] * (labels[0] == labels[1])
+    assert [line.partition(":")[0] for line in start_warnings(request, TINY_CONFIG)] == expected
+    assert not start_warnings(request._replace(dry_run=True), TINY_CONFIG)  # its held-out images are others
+
+
 def test_warnings_are_in_the_start_up_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = replace(open_dataset("digits"), split="test")
     recipe = replace(SHORT_RECIPE, run=str(tmp_path / "run"))
