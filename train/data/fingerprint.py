@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -77,11 +77,7 @@ class Fingerprint:
             sizes.append(status.st_size)
             times.append(status.st_mtime_ns)
         total, count = sum(sizes), len(sizes)
-        chosen = (
-            np.unique(np.linspace(0, count - 1, MAX_SAMPLED_FILES).round().astype(int)).tolist()
-            if count > MAX_SAMPLED_FILES
-            else range(count)
-        )
+        chosen = _sampled_files(count)
         bytes_per_file = _max_bytes_per_file(total, len(chosen))
         rows = [file_lists[0][i] if i < len(file_lists[0]) else file_lists[1][i - len(file_lists[0])] for i in chosen]
         sample = (
@@ -132,14 +128,15 @@ class Fingerprint:
     def num_shared(self, scored: Examples) -> int:
         """Return how many of the sampled files are among those of images to score, by name, size and contents.
 
-        It is 0 for the held-out images of the fingerprint, which may be scored.
+        If these may be the held-out images of the fingerprint, by their targets, only training files are counted: the
+        held-out ones come last, and may be scored.
 
         Raises:
             InputError: a file that cannot be read.
         """
-        if _hash_targets(scored) == self.answers[1]:
-            return 0
-        sampled, shared = {*self.sample}, 0
+        counted = self.files - len(scored.files) if _hash_targets(scored) == self.answers[1] else self.files
+        sampled = {each for index, each in zip(_sampled_files(self.files), self.sample, strict=False) if index < counted}
+        shared = 0
         sizes, max_bytes = {each[:2] for each in sampled}, _max_bytes_per_file(self.size, len(self.sample))
         names = {name for name, _ in sizes}
         for name, path in ((escape_surrogates(name), path) for name, path in scored.files):
@@ -216,6 +213,14 @@ def _hash_contents(path: str, size: int, max_bytes: int) -> bytes:
     except OSError as error:
         raise _access_error(error, path) from None
     return digest.digest()
+
+
+def _sampled_files(count: int) -> Sequence[int]:
+    """Return the indices of the files to sample, of `count`."""
+    if count <= MAX_SAMPLED_FILES:
+        return range(count)
+    indices: list[int] = np.unique(np.linspace(0, count - 1, MAX_SAMPLED_FILES).round().astype(int)).tolist()
+    return indices
 
 
 def _max_bytes_per_file(total: int, num_sampled: int) -> int:

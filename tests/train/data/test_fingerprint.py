@@ -201,6 +201,19 @@ def test_another_column_of_the_same_file_is_a_difference(tmp_path: Path) -> None
     assert "under other names" in first.difference(other) or "is new" in first.difference(other)
 
 
+def test_training_images_are_found_among_held_out_images_of_the_same_targets(tmp_path: Path) -> None:
+    for seed, split in enumerate(("train", "val")):
+        folder(tmp_path / "data" / split, seed)
+        shutil.copytree(tmp_path / "data" / split, tmp_path / "swapped" / ("val", "train")[seed])
+    source, swapped = (open_dataset(f"folder:{tmp_path / name}") for name in ("data", "swapped"))
+    for limit, count in ((fingerprint.MAX_SAMPLED_FILES, 24), (4, 2)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fingerprint, "MAX_SAMPLED_FILES", limit)
+            recorded = Fingerprint.compute(source)
+            assert recorded.num_shared(swapped.held_out) == count
+            assert recorded.num_shared(source.held_out) == 0
+
+
 # Large data sets --------------------------------------------------------------------------------------------------------
 
 
