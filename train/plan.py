@@ -12,14 +12,13 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from parity.terminal import Terminal
-from train.data.sources import Dataset, Examples, open_dataset, takes_place
+from train.data.sources import Dataset, Examples, open_dataset, place_exists, takes_place
 from train.loop.request import Request
 from train.loop.run_tables import print_table, rows_of, run_title
 from train.loop.schedule import Schedule
@@ -180,11 +179,11 @@ def open_or_assume_imagenet(spec: str, held_out: float | str | None = None) -> D
     Raises:
         InputError: the data exist and cannot be used, or their kind is unknown.
     """
-    kind, _, path = spec.partition(":")
+    kind, _, where = spec.partition(":")
     try:
         return open_dataset(spec, held_out)
     except InputError:
-        if not takes_place(kind) or not path or Path(path.partition("?")[0]).exists():
+        if not takes_place(kind) or not where or place_exists(where):
             raise
 
     def read(row: int) -> Image.Image:

@@ -507,6 +507,22 @@ def test_data_of_an_unknown_kind_are_refused(data: str) -> None:
         open_or_assume_imagenet(data)
 
 
+@pytest.mark.parametrize(
+    "place", ["~/data", "~/data?label=x", "~/data/train-?.parquet", "~/data/train-{0..3}.tar"], ids=lambda place: place
+)
+def test_data_in_the_home_folder_or_of_a_pattern_are_not_taken_for_missing(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    kind = "tar" if place.endswith(".tar") else "parquet"
+    assert open_or_assume_imagenet(f"{kind}:{place}").notes[0].startswith(f"{kind}:{place} does not exist here")
+    (tmp_path / "data").mkdir()
+    for name in ("train-0.parquet", "train-1.tar"):
+        (tmp_path / "data" / name).write_bytes(b"damaged")
+    with pytest.raises(InputError):
+        open_or_assume_imagenet(f"{kind}:{place}")
+
+
 def test_data_that_exist_and_cannot_be_used_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         open_or_assume_imagenet(f"folder:{tmp_path}")

@@ -630,6 +630,11 @@ def test_a_palette_with_transparency_keeps_its_colours() -> None:
     assert decode(encode(image, transparency=bytes([0, 128])), "x").getpixel((0, 0)) == (200, 100, 50)
 
 
+@pytest.mark.parametrize("kind", ["folder", "parquet", "npz", "idx", "cifar", "csv", "tar"])
+def test_a_home_folder_that_does_not_exist_is_refused(kind: str) -> None:
+    assert "~nobody-of-this-name/x" in error_message(f"{kind}:~nobody-of-this-name/x")
+
+
 def test_an_image_is_rotated_upright() -> None:
     image, exif = random_image((8, 16)), Image.Exif()
     exif[0x0112] = 6  # to be rotated by 90 degrees clockwise

@@ -20,6 +20,7 @@ To add a source:
 `splitting.choose_held_out` does the rest for every source: it checks the targets and chooses the held-out images.
 """
 
+import glob
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -42,9 +43,10 @@ from train.data.sources.splitting import (
 from vit_spec import InputError, nearest
 
 __all__ = ["Dataset", "Examples", "FileAccessError", "decode", "open_dataset", "read_image", "stratified_split"]
-__all__ += ["open_test_split", "takes_place", "typical_size"]
+__all__ += ["open_test_split", "place_exists", "takes_place", "typical_size"]
 
 
+_PLACE_AND_OPTIONS = re.compile(r"(.*?)\?(\w+=.*)", re.DOTALL)
 TEST_OPTION = "test"  # of every source: the share of the training images that is set aside
 
 
@@ -77,6 +79,13 @@ _SOURCES = {
 def takes_place(prefix: str) -> bool:
     """Return whether a prefix of `--data` has a place behind it, as in "folder:PATH"; False for an unknown prefix."""
     return prefix in _SOURCES and _SOURCES[prefix].takes_place
+
+
+def place_exists(where: str) -> bool:
+    """Return whether there is anything at a path, or at one that a pattern fits, as it follows a prefix of `--data`."""
+    match = _PLACE_AND_OPTIONS.fullmatch(where)
+    path = os.path.expanduser(match[1] if match else where)
+    return os.path.exists(path) or any(glob.iglob(re.sub(r"\{[^{}]*\}", "*", path)))
 
 
 def open_dataset(spec: str, held_out: float | str | None = None) -> Dataset:
@@ -152,7 +161,7 @@ def _parse_options(where: str, kind: _SourceKind) -> tuple[str, dict[str, str]]:
 
     A question mark that no NAME=VALUE follows belongs to the place.
     """
-    match = re.fullmatch(r"(.*?)\?(\w+=.*)", where, re.DOTALL)
+    match = _PLACE_AND_OPTIONS.fullmatch(where)
     if not match:
         return where, {}
     if os.path.exists(os.path.expanduser(where)):
