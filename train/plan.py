@@ -89,7 +89,7 @@ def print_plan(trainer: str, request: Request, text: str) -> int:
     devices, source, recipe = parse_devices(text), request.source, request.recipe
     estimate_memory: Estimator = importlib.import_module(f"{trainer}.memory_estimate").estimate_memory
     task = recipe.task or source.task
-    config, _, notes = choose_model(recipe, source, task)
+    config, _, notes = choose_model(recipe, source, task, recipe.run)
     schedule = Schedule.from_recipe(recipe, len(source.train))
     lr_multipliers(config, freeze=recipe.optimizer.freeze)  # raises for patterns that training would refuse
     recipe = replace(recipe, task=task)

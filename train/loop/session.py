@@ -80,24 +80,26 @@ def train(request: Request, make_engine: EngineFactory) -> int:
     if request.recipe.wandb and "wandb" not in sys.modules and find_spec("wandb") is None:
         raise InputError("--wandb needs the package wandb, which is not installed: pip install wandb")
     if not request.dry_run:
-        return _train_in_folder(_prepare(request), make_engine)
+        return _train_in_folder(_prepare(request, request.recipe.run), make_engine)
     with tempfile.TemporaryDirectory() as folder:
         held_out = request.source.held_out.take(range(min(request.recipe.batch_size, len(request.source.held_out))))
         recipe = replace(request.recipe, run=str(Path(folder) / "run"), wandb=None, profile=None)
         dry = request._replace(recipe=recipe, source=replace(request.source, held_out=held_out))
-        return _train_in_folder(_prepare(dry), make_engine, dry_run_of=request)
+        return _train_in_folder(_prepare(dry, request.recipe.run), make_engine, dry_run_of=request)
 
 
-def _prepare(request: Request) -> PreparedRun:
+def _prepare(request: Request, run: str | None) -> PreparedRun:
+    """Prepare a run.
+
+    run: its folder; in a dry run the recipe names another one.
+    """
     recipe, source = request.recipe, request.source
     task = recipe.task or source.task
-    # A run that resumes does not need the file of --init any more: it may be gone.
-    saved = saved_model_config(Path(recipe.run)) if recipe.init and recipe.run else None
-    config, weights, notes = (saved, None, []) if saved else choose_model(recipe, source, task)
-    if recipe.rng == "shared" and weights is None and not saved:
+    config, weights, notes = choose_model(recipe, source, task, run)
+    if recipe.rng == "shared" and recipe.init is None:
         weights = init_from.draw_initial_weights(config, recipe.seed)
     teacher = load_teacher(recipe, task, source.classes, config.in_channels)
-    lineage = extended_lineage(Path(recipe.run), recipe) if recipe.run else []
+    lineage = extended_lineage(Path(run), recipe) if run else []
     offset = image_offset(lineage, recipe.batch_size)
     schedule = Schedule.from_recipe(recipe, len(source.train), offset, batch_size_step(lineage))
     targets = [
@@ -261,9 +263,16 @@ def _fit(prepared: PreparedRun, loop: Loop, console: Console) -> int:
     return SIGNALLED + loop.interrupted if loop.interrupted else 0
 
 
-def choose_model(recipe: Recipe, source: Dataset, task: Task) -> tuple[ViTConfig, Checkpoint | None, list[str]]:
-    """Return the config of the model, the weights of `recipe.init` or None, and lines for the table at the start."""
+def choose_model(
+    recipe: Recipe, source: Dataset, task: Task, run: str | None
+) -> tuple[ViTConfig, Checkpoint | None, list[str]]:
+    """Return the config of the model, the weights of `recipe.init` or None, and lines for the table at the start.
+
+    run: folder of the run.  A run that resumes does not need the file of `recipe.init` any more: it may be gone.
+    """
     outputs = num_outputs(source.classes, source.task, task)
+    if recipe.init is not None and run is not None and (saved := saved_model_config(Path(run))):
+        return saved, None, []
     if recipe.init is not None:
         names = source.classes if len(source.classes) == outputs else ()
         checkpoint, notes = init_from.load_initial_weights(

@@ -51,6 +51,7 @@ from train.loop.schedule import Schedule
 from train.loop.session import train
 from train.loop.start_warnings import start_warnings
 from train.loop.tensorboard import EventWriter
+from train.plan import print_plan
 from train.recipes import RECIPES, Augment, DataInfo, Model, Optimizer, Recipe, model_config
 from train.torch.engine import TorchEngine
 from vit_spec import InputError
@@ -779,6 +780,8 @@ def test_a_run_resumes_without_the_file_of_its_initial_weights(
     with pytest.raises(Killed):
         run_training(recipe, engine_that_dies_after(10, trainer, finishes_writing=True))
     start.unlink()
+    request = Request("test", recipe, open_dataset("digits"), "", dry_run=True)
+    assert train(request, trainer) == print_plan(trainer.trainer, request, "1x80GiB") == 0
     assert run_training(recipe, trainer) == 0
     assert "resuming from step 7 of 11" in capsys.readouterr().out
 
