@@ -1016,6 +1016,15 @@ def test_an_absolute_path_names_an_image(tmp_path: Path) -> None:
     assert image_paths(write_named_images(tmp_path, files, [str(tmp_path / file) for file in files]), tmp_path) == files
 
 
+def test_an_absolute_path_names_an_image_also_through_a_link(tmp_path: Path) -> None:
+    folder, link, files = tmp_path / "data", tmp_path / "link", [f"a/{i}.png" for i in range(4)]
+    folder.mkdir()
+    link.symlink_to(folder)
+    for opened, named in ((link, folder), (folder, link)):
+        spec = write_named_images(folder, files, [str(named / file) for file in files])
+        assert image_paths(spec.replace(str(folder), str(opened)), opened) == files
+
+
 @pytest.mark.parametrize("gap", ["", "-1", "-1.0", "nan"])
 @pytest.mark.parametrize("options", ["", "?target=mass,hernia"])
 def test_a_missing_label_is_refused_with_column_row_and_remedy(tmp_path: Path, gap: str, options: str) -> None:

@@ -25,6 +25,7 @@ This reads the tables of NIH's ChestX-ray14 (https://nihcc.app.box.com/v/ChestXr
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +129,17 @@ def _resolve_paths(root: Path, names: Sequence[str]) -> tuple[list[str], int]:
 
     A name is a path below the folder, or the last parts of one; a name without a suffix stands for a file with one.
     """
-    relative = [os.path.relpath(name, root) if os.path.isabs(name) else os.path.normpath(name) for name in names]
+    real_path = cache(os.path.realpath)
+
+    def relative_path(name: str) -> str:
+        if not os.path.isabs(name):
+            return os.path.normpath(name)
+        path, (folder, file) = os.path.relpath(name, root), os.path.split(name)
+        if path.startswith(".."):  # the image may still be below `root`, which one of the two names through a link
+            path = os.path.relpath(os.path.join(real_path(folder), file), real_path(root))
+        return path
+
+    relative = [relative_path(name) for name in names]
     matches: dict[str, list[str]] = {name: [] for name in relative}
     count = 0
     for path in walk_files(str(root), SUFFIXES):
