@@ -110,6 +110,8 @@ def test_an_image_that_is_too_long_is_refused_with_its_height_first(monkeypatch:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(InputError, match=r"^80x10 pixels would be resized to 240x30 \(height x width\)"):
         resize_and_center_crop(Image.new("L", (10, 80)), (30, 30))
+    with pytest.raises(InputError, match=r"^80x10 pixels would be resized to 240x30 \(height x width\)"):
+        simple_crop(Image.new("L", (10, 80)), (30, 30), np.random.default_rng(0), "bicubic")
 
 
 def test_resize_and_center_crop_keeps_the_centre_without_antialiasing_too() -> None:

@@ -38,11 +38,7 @@ def preprocess(image: Image.Image, preprocessing: Preprocessing, mean: Sequence[
     height, width = preprocessing.resized_to(image.height, image.width)
     if preprocessing.filter == "bilinear_aliased":
         return _preprocess_aliased(image, preprocessing, (height, width))
-    if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise InputError(
-            f"{image.height}x{image.width} pixels would be resized to {height}x{width} (height x width), "
-            "more than is safe: crop it first"
-        )
+    _check_resized(image, (height, width))
     resized = image.resize((width, height), FILTERS[preprocessing.filter]) if preprocessing.resize != "none" else image
     top, left = preprocessing.crop_corner(resized.height, resized.width)
     if preprocessing.resize == "border":
@@ -51,6 +47,16 @@ def preprocess(image: Image.Image, preprocessing: Preprocessing, mean: Sequence[
         padded.paste(resized, (-left, -top))
         return padded
     return resized.crop((left, top, left + preprocessing.size[1], top + preprocessing.size[0]))
+
+
+def _check_resized(image: Image.Image, size: tuple[int, int]) -> None:
+    """Raise InputError if an image of `size` (height, width), to which `image` is resized, would have too many pixels."""
+    height, width = size
+    if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise InputError(
+            f"{image.height}x{image.width} pixels would be resized to {height}x{width} (height x width), "
+            "more than is safe: crop it first"
+        )
 
 
 def resize_and_center_crop(
@@ -127,9 +133,13 @@ def simple_crop(image: Image.Image, size: tuple[int, int], rng: np.random.Genera
     """Resize an image to cover `size`, pad it by 4 reflected pixels on every side, and crop `size` at a random position.
 
     Source: DeiT-III (arXiv 2204.07118), facebookresearch/deit/augment.py.
+
+    Raises:
+        InputError: as `preprocess`.
     """
     (height, width), (across, down) = size, image.size
     covering = max(height, int(width * down / across)), max(width, int(height * across / down))
+    _check_resized(image, covering)
     pixels = np.asarray(crop_and_resize(image, (0, 0, *image.size), covering, filter))
     rows, columns = (
         np.pad(np.arange(length), 4, mode="reflect")[start : start + cropped]
