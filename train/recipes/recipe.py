@@ -201,10 +201,11 @@ class Recipe:
             # Their product is below the largest number in float32.
             ("optimizer.lr", 0 <= self.optimizer.lr <= 1e30, "a number from 0 to 1e30"),
             ("optimizer.weight_decay", 0 <= self.optimizer.weight_decay <= 1e6, "a number from 0 to 1e6"),
-            ("optimizer.eps", 0 < self.optimizer.eps < math.inf, "a positive number"),
+            # Smaller numbers are 0 in float32, also times a bias correction: the first update would be 0 / 0.
+            ("optimizer.eps", 1e-30 <= self.optimizer.eps <= 1e30, "a number from 1e-30 to 1e30"),
             ("optimizer.beta1", 0 <= self.optimizer.beta1 < 1, "a number from 0 up to 1"),
             ("optimizer.beta2", 0 < self.optimizer.beta2 < 1, "a number between 0 and 1"),
-            ("optimizer.clip", self.optimizer.clip > 0, "a positive norm"),
+            ("optimizer.clip", self.optimizer.clip >= 1e-30, "a norm of at least 1e-30"),
             ("optimizer.layer_decay", 0 < self.optimizer.layer_decay <= 1, "a factor above 0 and up to 1"),
         ):
             if not is_valid:
