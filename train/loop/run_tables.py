@@ -1,5 +1,6 @@
 """The tables that are printed when a run starts and ends, and the lines in them about what was assumed."""
 
+import json
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -126,7 +127,8 @@ def twin_rows(path: Path) -> dict[str, str]:
     """Return the rows that say how to compare the twins with the weights of a run, and to load them, if installed."""
     twins = [name for name, packages in TWIN_PACKAGES.items() if not missing_packages(*packages)]
     both = {"compare the twins": f"python -m parity check {shlex.quote(str(path))}"}
-    load = {"load": ", ".join(f'vit_{name}.load("{path}")' for name in twins)}
+    quoted = json.dumps(str(path), ensure_ascii=False)  # also a string of Python
+    load = {"load": ", ".join(f"vit_{name}.load({quoted})" for name in twins)}
     return both | load if len(twins) == len(TWIN_PACKAGES) else load
 
 

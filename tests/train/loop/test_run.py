@@ -1,5 +1,6 @@
 """Whole runs of a tiny model in both trainers: files, ends, resuming, and the same seed gives the same run bit for bit."""
 
+import ast
 import json
 import os
 import re
@@ -658,6 +659,12 @@ def test_the_summary_names_only_twins_that_are_installed(
 ) -> None:
     monkeypatch.setattr(run_tables, "missing_packages", lambda *packages: [each for each in packages if each == missing])
     assert run_tables.twin_rows(Path("a run")) == rows
+
+
+def test_the_summary_loads_a_run_whose_path_has_quotes() -> None:
+    path = "runs/é \"a\" 'b'"
+    first = ast.parse(run_tables.twin_rows(Path(path))["load"], mode="eval").body.elts[0]  # type: ignore[attr-defined]
+    assert ast.literal_eval(first.args[0]) == path
 
 
 @pytest.mark.parametrize(("warmup", "text"), [("0steps", "0 steps"), ("1steps", "1 step"), ("2steps", "2 steps")])
