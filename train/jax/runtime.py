@@ -67,7 +67,7 @@ def keep_compiled_programs() -> None:
     if jax.__version_info__ < (0, 10, 2):
         return
     warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*onednn-fusion", UserWarning)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "twin-vision-transformers" / "xla"
+    cache = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "twin-vision-transformers" / "xla"
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
