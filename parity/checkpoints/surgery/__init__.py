@@ -3,7 +3,7 @@
 A conversion copies bits and computes nothing; operations that compute are in this package.  Each operation returns the new
 checkpoint and one line that describes the change.  The new checkpoint has the format of the old one if that format can
 store it, else "torch".  An operation reads only the parameters that it changes, computes in float64, and rounds once, to
-the parameter's own dtype.
+the parameter's own dtype; it raises InputError if a finite number would become infinite.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,11 +1,13 @@
-"""Helpers of all operations: conversion to float64, and the checkpoint with changes applied."""
+"""Helpers of all operations: conversion to float64 and back, and the checkpoint with changes applied."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parity.checkpoints.arrays import find_overflow, round_to
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.conversion import ArrayConversion, plan_conversion, replace_parameters
 from parity.checkpoints.formats import get
@@ -21,6 +23,22 @@ Float64 = NDArray[np.float64]
 def to_float64(array: Array) -> Float64:
     """Return an array in float64, which represents all dtypes of weights exactly."""
     return array.astype(np.float64)
+
+
+def round_parameter(name: str, values: Float64, dtype: np.dtype[Any]) -> Array:
+    """Return the values of a parameter, rounded once to its dtype.
+
+    Raises:
+        InputError: a finite value is beyond the range of the dtype.
+    """
+    rounded = round_to(values, dtype)
+    if (value := find_overflow(values, rounded)) is not None:
+        wider = "float32" if dtype == np.float16 else "float64"
+        raise InputError(
+            f"{name} would have the entry {value:g}, which is infinite in {dtype}: first convert the checkpoint with "
+            f"--dtype {wider} (dtype=) alone, then change the result"
+        )
+    return rounded
 
 
 def apply_changes(

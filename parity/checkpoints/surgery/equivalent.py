@@ -4,10 +4,9 @@ from typing import Literal
 
 import numpy as np
 
-from parity.checkpoints.arrays import round_to
 from parity.checkpoints.conversion import parameter
 from parity.checkpoints.formats.format import PROJECTION
-from parity.checkpoints.surgery.edit import Changed, apply_changes, to_float64
+from parity.checkpoints.surgery.edit import Changed, apply_changes, round_parameter, to_float64
 from parity.checkpoints.weights import Checkpoint, validate
 from vit_spec import InputError, ViTConfig, rows
 from vit_spec.tables import position_table
@@ -29,7 +28,7 @@ def learn_positions(checkpoint: Checkpoint) -> Changed:
     if before.positions.kind != "fixed":
         raise InputError(f"positions.kind is {before.positions.kind!r}: only a fixed table can be written as a learned one")
     [exact] = position_table(before, before.grid)
-    table = round_to(exact, validate(checkpoint)[PROJECTION])
+    table = round_parameter(TABLE, exact, validate(checkpoint)[PROJECTION])
     error = float(np.abs(to_float64(table) - exact).max())
     rounded = f"rounded to {table.dtype}, by at most {error:.2g}"
     done = f"{TABLE}: the fixed table {before.positions.table!r}, now learned; {rounded}"
@@ -56,7 +55,7 @@ def fold_class_position(checkpoint: Checkpoint) -> Changed:
         if first < covered:
             token = parameter(checkpoint, name)
             row = table[first : first + count].reshape(token.shape)
-            changes[name] = round_to(to_float64(token) + to_float64(row), token.dtype)
+            changes[name] = round_parameter(name, to_float64(token) + to_float64(row), token.dtype)
         first += count
     done = f"{TABLE} loses {_count_rows(covered)}, folded into {', '.join(name for name in changes if name != TABLE)}"
     return apply_changes(checkpoint, before.replace(positions={"covers": "none"}), changes, ()), done

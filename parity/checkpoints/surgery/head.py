@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.checkpoints.arrays import round_to
 from parity.checkpoints.conversion import parameter
-from parity.checkpoints.surgery.edit import Changed, apply_changes
+from parity.checkpoints.surgery.edit import Changed, apply_changes, round_parameter
 from parity.checkpoints.weights import Checkpoint, validate
 from vit_spec import InputError, rows
 from vit_spec.config import coerce_field
@@ -83,7 +82,7 @@ def new_head(checkpoint: Checkpoint, num_classes: int, init: str | None = None, 
     dtypes, rng = validate(checkpoint), np.random.default_rng(seed)
     dtype = dtypes.get("head.weight", dtypes["patch_embed.proj.weight"])
     laws = {name: row.law for name, row in rows(config).items() if name.startswith("head") and row.law}
-    heads = {name: round_to(sample(law, rows(config)[name].shape, rng), dtype) for name, law in laws.items()}
+    heads = {name: round_parameter(name, sample(law, rows(config)[name].shape, rng), dtype) for name, law in laws.items()}
     done = f"num_classes {before.num_classes} -> {num_classes}; new: {', '.join(heads)}, {config.head.init}, seed {seed}"
     done += _lost_labels_remark(checkpoint)
     return apply_changes(

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.arrays import round_to
 from parity.checkpoints.conversion import parameter
 from parity.checkpoints.layout import Array
-from parity.checkpoints.surgery.edit import Changed, Float64, apply_changes, to_float64
+from parity.checkpoints.surgery.edit import Changed, Float64, apply_changes, round_parameter, to_float64
 from parity.checkpoints.weights import Checkpoint
 from vit_spec import InputError, Pixels, Resampling, ViTConfig, nearest, resample, resampling_matrices
 
@@ -88,7 +87,7 @@ def resize(
         if before.positions.factorized:
             for name, matrix in zip(FACTORS, matrices, strict=True):
                 table = parameter(checkpoint, name)
-                changes[name] = round_to(matrix @ to_float64(table), table.dtype)
+                changes[name] = round_parameter(name, matrix @ to_float64(table), table.dtype)
         else:
             changes[TABLE] = _resample_positions(parameter(checkpoint, TABLE), before, *matrices)
         done.append(
@@ -135,7 +134,8 @@ def _resample_patch(weight: Array, size: tuple[int, int], rule: Resampling) -> A
         )
         for lengths in zip(weight.shape[2:], size, strict=True)
     )  # (ph, new ph), (pw, new pw)
-    return round_to(np.einsum("dchw,hy,wx->dcyx", to_float64(weight), vertical, horizontal, optimize=True), weight.dtype)
+    resized = np.einsum("dchw,hy,wx->dcyx", to_float64(weight), vertical, horizontal, optimize=True)
+    return round_parameter(PROJECTION, resized, weight.dtype)
 
 
 def _resample_positions(table: Array, before: ViTConfig, vertical: Float64, horizontal: Float64) -> Array:
@@ -143,7 +143,7 @@ def _resample_positions(table: Array, before: ViTConfig, vertical: Float64, hori
     covered = before.num_covered
     patches = to_float64(table[covered:]).reshape(*before.grid, before.width)
     patches = np.einsum("yh,xw,hwd->yxd", vertical, horizontal, patches, optimize=True).reshape(-1, before.width)
-    return np.concatenate([table[:covered], round_to(patches, table.dtype)])
+    return np.concatenate([table[:covered], round_parameter(TABLE, patches, table.dtype)])
 
 
 def adapt_channels(checkpoint: Checkpoint, in_channels: int) -> Changed:
@@ -178,7 +178,8 @@ def adapt_channels(checkpoint: Checkpoint, in_channels: int) -> Changed:
         values, how = values[:, np.arange(in_channels) % old] * (old / in_channels), f"repeated, times {old}/{in_channels}"
     done = [f"in_channels {old} -> {in_channels}", f"{PROJECTION} {how}"]
     done += [f"pixels.{name} {old} -> {new}" for name, old, new in _differences(before.pixels, config.pixels, pixels)]
-    return apply_changes(checkpoint, config, {PROJECTION: round_to(values, weight.dtype)}, ()), "; ".join(done)
+    changes = {PROJECTION: round_parameter(PROJECTION, values, weight.dtype)}
+    return apply_changes(checkpoint, config, changes, ()), "; ".join(done)
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

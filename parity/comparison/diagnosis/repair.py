@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from parity.checkpoints.arrays import round_to
 from parity.checkpoints.conversion import parameter
-from parity.checkpoints.surgery.edit import apply_changes, to_float64
-from parity.checkpoints.weights import Checkpoint
+from parity.checkpoints.surgery.edit import apply_changes, round_parameter, to_float64
+from parity.checkpoints.weights import Checkpoint, validate
 from parity.comparison.diagnosis.config_hypotheses import config_hypotheses
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial
 from parity.comparison.diagnosis.weight_hypotheses import weight_hypotheses
@@ -36,7 +35,7 @@ def repair(checkpoint: Checkpoint, causes: Sequence[str]) -> tuple[Checkpoint, l
     causes: names as `diagnose` prints them, in its order; if empty, the checkpoint is returned unchanged.
 
     Raises:
-        InputError: this model has no such cause, or it changes nothing.
+        InputError: this model has no such cause, it changes nothing, or a finite number would become infinite.
     """
     if not causes:
         return checkpoint, []
@@ -53,9 +52,10 @@ def repair(checkpoint: Checkpoint, causes: Sequence[str]) -> tuple[Checkpoint, l
         if repaired is None:
             raise InputError(f"--mend {name!r} changes nothing in this checkpoint: leave it out")
         trial, fields = repaired, fields | set(cause.fields)
-    dtype = parameter(checkpoint, "patch_embed.proj.weight").dtype
+    dtypes = validate(checkpoint)
+    widest = max(dtypes.values(), key=lambda dtype: dtype.itemsize)  # for new parameters, which copy others
     new = {
-        name: round_to(array, dtype)
+        name: round_parameter(name, array, dtypes.get(name, widest))
         for name, array in trial.weights.items()
         if name not in weights or not np.array_equal(array, weights[name])
     }

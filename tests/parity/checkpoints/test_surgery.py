@@ -561,6 +561,37 @@ def test_the_given_checkpoint_is_not_changed():
     assert bits == {key: array.tobytes() for key, array in before.arrays.items()}
 
 
+LARGE = 40000.0  # finite in float16, and twice as much is infinite
+
+
+@pytest.mark.parametrize(
+    ("change", "operation", "parameter_name"),
+    [
+        ({}, {"in_channels": 1}, "patch_embed.proj.weight"),
+        ({}, {"patch_size": (1, 1), "image_size": (2, 3)}, "patch_embed.proj.weight"),
+        ({}, {"fold_class_position": True}, "cls_token"),
+        ({}, {"image_size": (16, 24), "resampling": "hf"}, "pos_embed"),
+        (
+            {"positions": {"covers": "none", "factorized": True}},
+            {"image_size": (16, 24), "resampling": "hf"},
+            "pos_embed_y",
+        ),
+    ],
+    ids=str,
+)
+def test_an_operation_that_would_make_a_finite_number_infinite_is_refused(change, operation, parameter_name):
+    before = weights(TINY.replace(**change), dtype=np.float16)
+    for name in ("patch_embed.proj.weight", "cls_token", "pos_embed", "pos_embed_y"):
+        if name in before.arrays:
+            before.arrays[name][:] = LARGE
+    if "resampling" in operation:  # bicubic weights are larger than one beside a step
+        table = before.arrays[parameter_name].reshape(-1, TINY.width)
+        table[...] = 65000
+        table[-1] = -65000
+    with pytest.raises(InputError, match=f"^{parameter_name} would have the entry .* infinite in float16.*--dtype float32"):
+        surgery.apply(before, operation)
+
+
 # Several operations, and invalid input --------------------------------------------------------------------------------
 
 

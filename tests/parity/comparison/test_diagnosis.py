@@ -623,6 +623,21 @@ def test_repair_keeps_the_format_of_the_checkpoint() -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_repair_preserves_every_bit_that_it_moves(dtype: torch.dtype) -> None:
+    file = checkpoint()
+    file.arrays["patch_embed.proj.weight"] = file.arrays["patch_embed.proj.weight"].to(dtype)
+    file.arrays["norm.weight"][0] = 1e5  # infinite in float16
+    wrong = "queries, keys and values lie in the order k q v"
+    mended = parity.to_torch(repair(file, [wrong, "the norm comes after the pooling, not before it"])[0])
+    weight, bias = (file.arrays[f"blocks.0.attn.qkv.{kind}"] for kind in ("weight", "bias"))
+    for name, before in (("weight", weight), ("bias", bias)):
+        k, q, v = before.chunk(3)
+        assert torch.equal(mended[f"blocks.0.attn.qkv.{name}"], torch.cat([q, k, v]))
+    assert torch.equal(mended["fc_norm.weight"], file.arrays["norm.weight"])
+    assert mended["patch_embed.proj.weight"].dtype == dtype
+
+
 REVERSED_CHANNELS = "channels come in reverse, BGR"
 
 
