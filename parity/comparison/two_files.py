@@ -10,6 +10,8 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from parity.checkpoints.layout import Array
+from parity.checkpoints.surgery import drop_head
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.amplification import measure_rounding_errors
 from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, check_finite, noise_images
@@ -23,6 +25,8 @@ from vit_spec.finite_json import replace_non_finite
 from vit_spec.missing_packages import require_packages
 
 Shape = tuple[int, ...]
+
+_CONSTANT_OUTPUTS = "the classifier gives the same outputs for all images, so the features before it were compared"
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class FileReport:
     config: fields in which the two configs differ.
     limits: differences of the configs that the compared images cannot show, one clause for each.
     image_size: (height, width) of the compared images.
+    before_classifier: whether the models were run without their classifiers, which give the same outputs for all images, as
+        new ones of zeros do.  The outputs are then the features.
     tolerance: largest allowed relRMS of the outputs: 1e-12, or 12 times the measured rounding errors of either file.
     """
 
@@ -50,6 +56,7 @@ class FileReport:
     uncompared: Mapping[str, tuple[Shape | None, Shape | None]] = field(default_factory=dict)
     limits: tuple[str, ...] = ()
     image_size: tuple[int, int] = (0, 0)
+    before_classifier: bool = False
 
     @property
     def passed(self) -> bool:
@@ -76,15 +83,22 @@ class FileReport:
         )
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What the comparison cannot show, one clause for each."""
+        return (*self.limits, *([_CONSTANT_OUTPUTS] if self.before_classifier else []))
+
+    @property
     def verdict(self) -> str:
         """The verdict in one line: PASS, or FAIL and the first part that differs."""
-        worst = max(self.differences["logits"])
+        worst, where, what = max(self.differences["logits"]), "", "outputs"
+        if self.before_classifier:
+            where, what = " before the classifier", "features"
         if self.passed:
             rounding = f", within the measured rounding errors of {self.tolerance:.0e}" if worst > FLOAT64_TOLERANCE else ""
             height, width = self.image_size
             images = f" of normalized images of {height}x{width}" if self.limits else ""
-            limits = "".join(f"; {limit}" for limit in self.limits)
-            return f"PASS: the same function{images}, outputs agree to {worst:.1e} in float64{rounding}{limits}"
+            notes = "".join(f"; {note}" for note in self.notes)
+            return f"PASS: the same function{images}, {what} agree to {worst:.1e} in float64{rounding}{notes}"
         earlier = len({origin.part for origin in self.origins[: self.harmless]})
         later = {origin.part for origin in self.origins[self.harmless :]} - {self.part}
         others, block = len(later), _block(self.part)
@@ -95,9 +109,11 @@ class FileReport:
         if block and any(_block(part) == block for part in later):
             more += f", and within {block} some may not change the outputs"
         if earlier:
-            more += f"; {earlier} earlier part{'s differ' if earlier > 1 else ' differs'} without changing the outputs"
+            more += f"; {earlier} earlier part{'s differ' if earlier > 1 else ' differs'} without changing the {what}"
+        if self.before_classifier:
+            more += f"; {_CONSTANT_OUTPUTS}"
         return (
-            f"FAIL: another function, outputs differ by {worst:.1e} in float64 (tolerance {self.tolerance:.0e}); "
+            f"FAIL: another function{where}, {what} differ by {worst:.1e} in float64 (tolerance {self.tolerance:.0e}); "
             f"the first part that differs is {self.part}, {difference}{more}"
         )
 
@@ -122,7 +138,7 @@ class FileReport:
             "tensors": [{"name": name, "jax": jax, "torch": torch} for name, (torch, jax) in self.differences.items()],
             "uncompared": {name: {"first": first, "second": second} for name, (first, second) in self.uncompared.items()},
             "config_differences": list(self.config),
-            "notes": list(self.limits),
+            "notes": list(self.notes),
         }
         return dict(replace_non_finite(found))
 
@@ -157,6 +173,8 @@ def compare_files(
     progress: StepProgress = lambda what: None,
 ) -> FileReport:
     """Run two checkpoints in both twins in float64, and find the parts where they differ.
+
+    If the outputs agree and are the same for all images, the models are compared without their classifiers.
 
     Args:
         first, second: the checkpoints, in any formats.
@@ -196,6 +214,10 @@ def compare_files(
         image_size=a.image_size,
     )
     if max(differences["logits"]) <= FLOAT64_TOLERANCE:
+        if a.num_classes and b.num_classes and _is_constant(runs[0][0].values["logits"]):
+            (first, _), (second, _) = drop_head(first), drop_head(second)
+            features = compare_files(first, second, sources=sources, seed=seed, progress=progress)
+            return replace(features, before_classifier=True)
         return report
     progress("every part of the second file in isolation")
     twins = [TorchTwin(each, "explicit") for each in inputs]
@@ -217,6 +239,12 @@ def _run_both_twins(inputs: PassInputs, source: str) -> list[PassResult]:
         runs.append(twin.run(backward=False))
         check_finite(runs[-1], f"the model of {source}", shlex.quote(source))
     return runs
+
+
+def _is_constant(outputs: Array) -> bool:
+    """Return whether all images have the same outputs."""
+    expected = np.broadcast_to(outputs[:1], outputs.shape)
+    return ErrorNorms.of(outputs, expected).relative_rms() <= FLOAT64_TOLERANCE
 
 
 def _differences(

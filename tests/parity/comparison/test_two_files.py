@@ -158,6 +158,32 @@ def test_initial_values_and_unused_options_of_positions_do_not_limit_the_verdict
     assert report.verdict == "PASS: the same function, outputs agree to 0.0e+00 in float64"
 
 
+CONSTANT_OUTPUTS = "; the classifier gives the same outputs for all images, so the features before it were compared"
+
+
+@pytest.mark.parametrize("fields", [{}, {"head": {"hidden": 12}}, {"tokens": {"distillation": True}}], ids=str)
+def test_features_are_compared_if_the_classifier_gives_the_same_outputs_for_all_images(
+    fields: dict[str, Any], torch_alone: None
+) -> None:
+    config = PLAIN.replace(**fields)
+    files = [as_checkpoint(to_torch(perturbed_params(config), config), config, "torch") for _ in range(3)]
+    for file in files:
+        file.arrays.update({key: array * 0 for key, array in file.arrays.items() if key.startswith("head")})
+    files[2].arrays["blocks.1.mlp.fc2.bias"] *= 2
+    same, other = (compare_files(files[0], each) for each in files[1:])
+    agreement = "PASS: the same function, features agree to 0.0e+00 in float64"
+    assert same.passed and same.verdict == agreement + CONSTANT_OUTPUTS
+    assert same.facts()["notes"] == [CONSTANT_OUTPUTS.removeprefix("; ")]
+    assert not other.passed and str(other.part) == "blocks.1.mlp.fc2"
+    assert other.verdict.startswith("FAIL: another function before the classifier, features differ by ")
+    assert other.verdict.endswith(CONSTANT_OUTPUTS)
+
+
+def test_outputs_that_are_the_same_for_all_images_and_differ_fail(torch_alone: None) -> None:
+    one, other = altered(head__kernel=0), altered(head__kernel=0, head__bias=2)
+    assert str(compare_files(one, other).part) == "head"
+
+
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_models_that_compute_nan_are_not_compared(number: float) -> None:
     """Both files give the same NaN, although they are different models."""
