@@ -4,7 +4,7 @@ Every assumption is reported to the user.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -230,22 +230,48 @@ def _name_lines(error: UnfittingFieldsError, definition: Definition) -> InputErr
     return InputError(f"{error.problem}: {', or '.join(remedies)}")
 
 
-def override_fields(config: ViTConfig, given: Fields) -> tuple[ViTConfig, tuple[Assumption, ...]]:
-    """Return a config with some fields replaced, and the assumptions about what these fields newly depend on.
+def override_fields(
+    config: ViTConfig, assumed: Iterable[Assumption], given: Fields
+) -> tuple[ViTConfig, tuple[Assumption, ...]]:
+    """Return a config with some fields replaced, and its assumptions, with those about what these fields newly depend on.
 
     Args:
         config: the config of a file that states one.
+        assumed: the assumptions that the file states.
         given: config overrides of the user, by dotted field name.
 
     Raises:
         InputError: an unknown field or an invalid value.
     """
     given = {name: coerce_field(name, value) for name, value in given.items()}
-    rotary, assumed = given.get("positions.rotary", "none"), list[Assumption]()
-    if rotary != config.positions.rotary and rotary in ROTARY_KINDS:
-        assumed = [*infer_rotary(given, None).assumed, Assumption("rotation", ROTARY_KINDS[rotary][0], "as published")]
-    fields = {each.field: each.value for each in assumed if each.field in FIELDS}
-    return config.with_fields({**fields, **given}), tuple(assumed)
+    rotary, fields, new = given.get("positions.rotary", config.positions.rotary), dict[str, Any](), list[Assumption]()
+    if rotary != config.positions.rotary:
+        fields = {"positions.rotary_start": 0.0, "positions.rotary_grid": None}  # most kinds have no others
+        new += infer_rotary(given, None).assumed
+        new += [Assumption("rotation", ROTARY_KINDS[rotary][0], "as published")] if rotary in ROTARY_KINDS else []
+    fields |= {each.field: each.value for each in new if each.field in FIELDS}
+    config = config.with_fields({**fields, **given})
+    return config, (*update_assumptions(assumed, config, [*given, *(each.field for each in new)]), *new)
+
+
+def update_assumptions(assumed: Iterable[Assumption], config: ViTConfig, known: Iterable[str]) -> tuple[Assumption, ...]:
+    """Return the assumptions that are left after a change of the config, with their values in the new config.
+
+    Args:
+        assumed: the assumptions before the change.
+        config: the new config.
+        known: the fields, nested dataclasses of the config and other properties about which they no longer hold.
+    """
+    known, values = list(known), dict[str, Any]()
+    if config.positions.rotary == "none":
+        known += ["rotation", "positions.rotary_base", "positions.rotary_start", "positions.rotary_grid"]
+    else:
+        values["rotation"], _ = ROTARY_KINDS[config.positions.rotary]
+    return tuple(
+        dataclasses.replace(one, value=config.at(one.field) if one.field in FIELDS else values.get(one.field, one.value))
+        for one in assumed
+        if not any(one.field == name or one.field.startswith(f"{name}.") for name in known)
+    )
 
 
 def _is_valid(fields: Fields) -> bool:

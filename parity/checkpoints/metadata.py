@@ -145,8 +145,8 @@ def _read_fields(
     return fields, failed
 
 
-def read_assumptions(notes: Mapping[str, Any], config: ViTConfig, given: Fields) -> tuple[Assumption, ...]:
-    """Return the assumptions in the metadata of a file, except those about fields that the user has set.
+def read_assumptions(notes: Mapping[str, Any], config: ViTConfig) -> tuple[Assumption, ...]:
+    """Return the assumptions in the metadata of a file, whose config is `config`.
 
     Raises:
         InputError: the entry does not have the form that this project writes.
@@ -160,7 +160,6 @@ def read_assumptions(notes: Mapping[str, Any], config: ViTConfig, given: Fields)
     return tuple(
         Assumption(each["field"], each["value"] if "value" in each else config.at(each["field"]), each["why"])
         for each in found
-        if each["field"] not in given
     )
 
 

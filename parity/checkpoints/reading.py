@@ -163,10 +163,10 @@ def _read_own(contents: Contents, notes: Mapping[str, Any], given: Fields) -> Ch
     config = ViTConfig.from_json(notes["config"])
     _check_companion_config(config, name, contents, notes)
     arrays = join_keys(contents.arrays, get_format(name).separator)
-    was_assumed = {each.field for each in metadata.read_assumptions(notes, config, {})}
+    assumed = metadata.read_assumptions(notes, config)
+    was_assumed = {each.field for each in assumed}
     stated = {field: config.at(field) for field in FIELDS if field not in was_assumed}
-    config, assumed = override_fields(config, given)
-    assumed = (*metadata.read_assumptions(notes, config, given), *assumed)
+    config, assumed = override_fields(config, assumed, given)
     overridden = find_overridden(stated, given)
     _check_duplicates(get_format(name), config, arrays)
     return Checkpoint(config, name, arrays, contents.container, assumed, overridden=overridden)

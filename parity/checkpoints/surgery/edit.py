@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parity.checkpoints.arrays import find_overflow, round_to
+from parity.checkpoints.config_inference import update_assumptions
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.conversion import ArrayConversion, plan_conversion, replace_parameters
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Array
 from parity.checkpoints.weights import Checkpoint
 from vit_spec import InputError, ViTConfig
-from vit_spec.config import FIELDS
 
 Changed = tuple[Checkpoint, str]  # the new checkpoint, and one line that describes the change
 Float64 = NDArray[np.float64]
@@ -60,8 +60,7 @@ def apply_changes(
         checkpoint = replace(checkpoint, preprocessing=preprocessing.for_size(config.image_size))
     if config.num_classes != checkpoint.config.num_classes:
         checkpoint = replace(checkpoint, labels=None)
-    remaining = [one for one in checkpoint.assumed if not one.field.startswith(given)]
-    assumed = tuple(replace(one, value=config.at(one.field)) if one.field in FIELDS else one for one in remaining)
+    assumed = update_assumptions(checkpoint.assumed, config, given)
     return replace(replace_parameters(_in_capable_format(checkpoint, config), config, changes), assumed=assumed)
 
 

@@ -5,11 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from parity.checkpoints.config_inference import override_fields
 from parity.checkpoints.formats import Fields, get
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.diagnosis.hypothesis import Hypothesis
 from parity.comparison.diagnosis.repair import find_cause, repairable_causes
-from vit_spec import InputError, rows
+from vit_spec import InputError, ViTConfig, rows
+from vit_spec.config import FIELDS
 
 FIXED_FILE = "FIXED.safetensors"
 
@@ -43,11 +45,17 @@ def remedy(causes: Iterable[Hypothesis], checkpoint: Checkpoint, source: Command
         return "\n".join(manual_fixes)
     fields = {name: value for cause in by_command for name, value in cause.fields.items()}
     if not any(cause.edits for cause in by_command) and _config_suffices(fields, checkpoint):
-        return "\n".join([_convert_command(fields, (), source), *manual_fixes])
+        return "\n".join([_convert_command(_with_dependents(fields, checkpoint.config), (), source), *manual_fixes])
     repairable = repairable_causes(checkpoint.config)
     by_mend = [cause for cause in by_command if find_cause(cause.name, repairable, checkpoint.config) is not None]
     other_fields = {name: value for cause in by_command if cause not in by_mend for name, value in cause.fields.items()}
     return "\n".join([_convert_command(other_fields, [cause.name for cause in by_mend], source), *manual_fixes])
+
+
+def _with_dependents(fields: Fields, config: ViTConfig) -> Fields:
+    """Return the fields, and the values of those in `config` that --set would replace by what is published with them."""
+    expected, found = config.with_fields(fields), override_fields(config, (), fields)[0]
+    return {**fields, **{name: expected.at(name) for name in FIELDS if expected.at(name) != found.at(name)}}
 
 
 def _config_suffices(fields: Fields, checkpoint: Checkpoint) -> bool:

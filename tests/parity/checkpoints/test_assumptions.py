@@ -171,6 +171,20 @@ def test_rotary_positions_that_are_given_have_the_same_assumptions_in_every_file
     assert parity.load(bare_file, given={**given, "positions.rotary_base": 50.0}).config.positions.rotary_base == 50.0
 
 
+def test_another_kind_of_rotary_positions_replaces_the_assumptions_about_the_stored_one(
+    tmp_path: Path, bare_file: Path
+) -> None:
+    given = {"image_size": CONFIG.image_size, "positions.rotary": "eva"}
+    parity.convert(bare_file, tmp_path / "own.safetensors", "torch", given=given)
+    found = parity.load(tmp_path / "own.safetensors", given={"positions.rotary": "dinov3"})
+    assumed = [each.field for each in found.assumed]
+    assert len(assumed) == len(set(assumed)) and found.config.positions.rotary_grid is None
+    values = {each.field: each.value for each in found.assumed}
+    assert (values["positions.rotary_base"], values["rotation"][:9]) == (100.0, "of halves")
+    without = parity.load(tmp_path / "own.safetensors", given={"positions.rotary": "none"})
+    assert not [each.field for each in without.assumed if "rota" in each.field]
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_a_given_field_that_does_not_exist_is_refused(tmp_path: Path, bare_file: Path, own: bool) -> None:
     if own:

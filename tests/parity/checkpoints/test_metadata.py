@@ -537,7 +537,7 @@ def test_malformed_metadata_entries_are_reported(entry: str) -> None:
 )
 def test_malformed_assumptions_are_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"^[^\n]*metadata entry[^\n]*$"):
-        metadata.read_assumptions({"assumed": text}, CONFIG, {})
+        metadata.read_assumptions({"assumed": text}, CONFIG)
 
 
 def test_entries_of_other_programs_with_the_names_of_our_metadata_are_not_read(tmp_path: Path) -> None:

@@ -198,6 +198,13 @@ def test_given_resampling_is_no_longer_assumed():
     assert [each.field for each in after.assumed] == ["norms.eps"]
 
 
+def test_a_field_whose_name_begins_with_that_of_a_given_field_is_still_assumed():
+    guesses = [("image_size_note", "text"), ("image_size", (8, 12))]
+    before = replace(weights(), assumed=tuple(Assumption(*guess, "nothing tells") for guess in guesses))
+    after, _ = surgery.resize(before, (16, 20))
+    assert [each.field for each in after.assumed] == ["image_size_note"]
+
+
 @pytest.mark.parametrize("square", [False, True])
 def test_factorized_positions_are_resized_as_the_model_resizes_them(square):
     rule = {"kernel": "bilinear", "antialias": False, "square": square}

@@ -22,6 +22,7 @@ import vit_spec
 import vit_torch
 from parity import Checkpoint
 from parity.__main__ import main
+from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.conversion import parameter
 from parity.checkpoints.formats import get
 from parity.checkpoints.surgery.edit import to_float64
@@ -593,21 +594,24 @@ def test_another_checkpoint_shows_the_field_that_differs() -> None:
 # Remedies -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["field", "weights", "structure", "one block"])
+@pytest.mark.parametrize("case", ["field", "rotary", "weights", "structure", "one block"])
 def test_the_printed_command_fixes_the_checkpoint(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turned = ROTARY.replace(positions={"rotary": "dinov3", "rotary_base": 50.0})
+    wrong = turned if case == "rotary" else PLAIN
     right, change_weights = {
+        "rotary": (turned.replace(positions={"rotary": "eva"}), None),  # and not with the published base and grid of EVA-02
         "field": (PLAIN.replace(pixels={"mean": (0.0,), "std": (1.0,)}, norms={"eps": 1e-3}), None),
         "weights": (PLAIN.replace(norms={"eps": 1e-3}), _swap_q_and_k),
         "structure": (PLAIN.replace(norms={"after_blocks": False}), None),
         "one block": (PLAIN, _transpose_in_block_1),
     }[case]
-    images = uint8_images()
-    parity.save(tmp_path / "vit.safetensors", dict(checkpoint().arrays), PLAIN, "torch")
-    diagnosis = diagnose_with(PLAIN, right, change_weights, source=CommandLineSource("vit.safetensors"))
+    images = uint8_images(wrong)
+    parity.save(tmp_path / "vit.safetensors", dict(checkpoint(wrong).arrays), wrong, "torch")
+    diagnosis = diagnose_with(wrong, right, change_weights, source=CommandLineSource("vit.safetensors"))
     words = shlex.split(diagnosis.remedy)
     monkeypatch.chdir(tmp_path)
     assert words[:3] == ["python", "-m", "parity"] and main(words[3:]) == 0
-    state = {name: tensor.clone() for name, tensor in checkpoint().arrays.items()}
+    state = {name: tensor.clone() for name, tensor in checkpoint(wrong).arrays.items()}
     if change_weights:
         change_weights(state)
     mended = parity.load("FIXED.safetensors")
@@ -638,6 +642,19 @@ def test_repair_preserves_every_bit_that_it_moves(dtype: torch.dtype) -> None:
     assert mended["patch_embed.proj.weight"].dtype == dtype
 
 
+def test_repair_renews_the_assumptions_about_rotary_positions() -> None:
+    rotary = [Assumption("positions.rotary", "axial", ""), Assumption("positions.rotary_base", 10000.0, "")]
+    assumed = (*rotary, Assumption("rotation", "of neighbouring pairs", ""), Assumption("patch extraction", "", ""))
+    file = replace(checkpoint(ROTARY), assumed=assumed)
+    left = {
+        kind: {each.field: each.value for each in repair(file, [f"rotary layout is {kind}"])[0].assumed} for kind in KINDS
+    }
+    halves = "of halves, over rows and columns of patches about the centre"
+    assert left["dinov3"] == {"positions.rotary_base": 10000.0, "rotation": halves, "patch extraction": ""}
+    assert left["none"] == {"patch extraction": ""}
+
+
+KINDS = ("dinov3", "none")
 REVERSED_CHANNELS = "channels come in reverse, BGR"
 
 
