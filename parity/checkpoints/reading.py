@@ -80,10 +80,10 @@ def load(
     try:
         weights = containers.find(path)
         contents = _open(weights)
-        # Drop metadata entries with the name of a companion file, which would be mistaken for that file.
-        notes = {name: note for name, note in contents.metadata.items() if name not in COMPANION_FILES}
         own, remarks = read_own_notes(weights, contents.container)
-        notes |= read_companions(weights) | own
+        # Drop metadata entries with the name of a companion file, which would be mistaken for that file.
+        entries = {name: note for name, note in {**contents.metadata, **own}.items() if name not in COMPANION_FILES}
+        notes = {**entries, **read_companions(weights)}
         checkpoint = build_checkpoint(contents, notes, format, given or {}, strip, ignore)
         assumed = (*checkpoint.assumed, *_check_config_of_folder(weights, checkpoint.format, notes))
         return replace(checkpoint, path=str(weights), assumed=assumed, left=(*checkpoint.left, *remarks))

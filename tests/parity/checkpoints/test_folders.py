@@ -258,6 +258,19 @@ def test_a_note_beside_a_file_that_describes_other_weights_is_reported(tmp_path)
     assert checkpoint.left == ("vit.pth.parity.json, because its fingerprint is that of other weights: remove the file",)
 
 
+@pytest.mark.parametrize("entry", [5, "x", [1], {"model_type": "vit", "hidden_act": "relu"}], ids=str)
+def test_an_entry_of_a_note_is_not_mistaken_for_a_file_beside_the_weights(tmp_path, entry):
+    pytest.importorskip("torch")
+    path, note = tmp_path / "vit.pth", tmp_path / "vit.pth.parity.json"
+    parity.save(path, square_arrays(), SQUARE, "torch")
+    for kept in (True, False):  # without the config, the weights are those of another program
+        notes = {
+            key: (stored if kept else {}) | {"config.json": entry} for key, stored in json.loads(note.read_text()).items()
+        }
+        note.write_text(json.dumps(notes))
+        assert parity.load(path, given=None if kept else {"num_heads": 2}).config.mlp.activation == "gelu"
+
+
 def test_the_note_of_the_only_file_of_a_folder_is_obeyed(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "folder").mkdir()
