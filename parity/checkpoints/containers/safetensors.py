@@ -144,10 +144,15 @@ def _restore_shared(contents: Contents) -> Contents:
     """Return the contents with the omitted keys of shared tensors, which the metadata lists.
 
     `safetensors.torch.save_model` stores a shared tensor once.  For each other key of the tensor it adds an entry to the
-    metadata, "omitted key": "stored key".
+    metadata, "omitted key": "stored key".  An entry without a dot that names a dotted key is other metadata, such as the
+    name of a layer.
     """
     arrays = contents.arrays
-    shared = {key: kept for key, kept in contents.metadata.items() if (kept,) in arrays and (key,) not in arrays}
+    shared = {
+        key: kept
+        for key, kept in contents.metadata.items()
+        if (kept,) in arrays and (key,) not in arrays and ("." in key or "." not in kept)
+    }
     metadata = {key: value for key, value in contents.metadata.items() if key not in shared}
     return Contents(contents.container, {**arrays, **{(key,): arrays[kept,] for key, kept in shared.items()}}, metadata)
 

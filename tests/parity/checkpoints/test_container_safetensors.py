@@ -168,6 +168,14 @@ def test_arrays_that_save_model_stored_once_have_all_their_keys(tmp_path):
     }
 
 
+def test_metadata_that_names_a_layer_is_no_further_key(tmp_path):
+    notes = {"last_trained_layer": "head.weight", "best.head.weight": "head.weight"}
+    save_file({"head.weight": np.zeros((2, 3), np.float32)}, tmp_path / "a.safetensors", notes)
+    contents = CONTAINER.open(tmp_path / "a.safetensors")
+    assert contents.arrays.keys() == {("head.weight",), ("best.head.weight",)}
+    assert contents.metadata == {"last_trained_layer": "head.weight"}
+
+
 def test_opening_reads_headers_only(tmp_path):
     half = 11 * 2**30
     head = encode_file(
