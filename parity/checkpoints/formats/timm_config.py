@@ -146,9 +146,10 @@ def _architecture(c: ViTConfig) -> str:
         bases.setdefault(("rms", 1e-6), bases["layer", 1e-6])
     if norm not in bases:
         known = " or ".join(f"{eps} with norms.kind={name!r}" for name, eps in bases)
+        remedy = next((f", or set norms.eps={eps}" for name, eps in bases if name == c.norms.kind), "")
         raise InputError(
             f"timm's config.json cannot express norms.eps={c.norms.eps} with norms.kind={c.norms.kind!r} for such a model, "
-            f"only {known}: write a file (weights.safetensors) instead of a folder, or set norms.eps={next(iter(bases))[1]}"
+            f"only {known}: write a file (weights.safetensors) instead of a folder{remedy}"
         )
     return bases[norm]
 

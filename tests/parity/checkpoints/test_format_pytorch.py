@@ -9,6 +9,7 @@ import pytest
 import parity
 from parity.checkpoints.conversion import converted_arrays
 from parity.checkpoints.formats import get as get_format
+from parity.checkpoints.formats import timm_config
 from parity.checkpoints.formats.dinov3 import periods
 from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
@@ -231,6 +232,15 @@ def test_a_config_that_the_format_cannot_store_is_refused_by_field(
     with pytest.raises(InputError) as error:
         get_format(format).layouts(small(name, **changes))
     assert what in str(error.value)
+
+
+SPLIT_GATE: dict[str, Any] = {"mlp": {"activation": "swiglu", "bias": False}, "attention": {"proj_bias": False}}
+
+
+def test_an_eps_is_a_remedy_only_if_timm_has_it_with_norms_of_the_same_kind() -> None:
+    for changes, end in ({"norms": {"eps": 1e-12}}, "or set norms.eps=1e-06"), (SPLIT_GATE, "instead of a folder"):
+        with pytest.raises(InputError, match=f"cannot express norms.eps=.* {end}$"):
+            timm_config.json_files(small("vit_b16", **changes))
 
 
 def test_an_eps_that_readers_of_the_format_do_not_expect_is_remarked(tmp_path: Path) -> None:
