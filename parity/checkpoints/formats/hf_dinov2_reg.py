@@ -22,6 +22,11 @@ LAYOUTS = {name: (text + REGISTERS, layer) for name, (text, layer) in dinov2.LAY
 TABLES = hf.tables(PREFIX, LAYOUTS, hf.CLASSIFIER)
 
 
+def unsupported(config: ViTConfig, variant: str) -> str:
+    """Return what a variant cannot store: no registers, or the other kind of MLPs; "" if it can store the config."""
+    return dinov2.unsupported(config, variant) if config.tokens.registers else "tokens.registers=0, only positive numbers"
+
+
 def json_files(config: ViTConfig) -> Mapping[str, Any]:
     """Return the JSON files that transformers needs to open a folder."""
     registers = config.tokens.registers
@@ -41,10 +46,9 @@ FORMAT = Format(
     constants=hf.mask_token_constants(PREFIX, TABLES),
     constraints={
         **dinov2.CONSTRAINTS,
-        "tokens.registers": lambda config: config.tokens.registers or 4,
         "positions.covers": "class",
     },
-    unsupported=dinov2.unsupported,
+    unsupported=unsupported,
     assumed={**dinov2.ASSUMED, "resampling.antialias": True},
     read_config=dinov2.config_reader(NAME, TYPES),
     assumed_behaviour=hf_classes.assumed_behaviour,

@@ -826,7 +826,7 @@ def test_the_written_mlp_ratio_of_the_giant_is_the_published_one():
         ("hf-dinov2", {"image_size": (12, 20)}, r"image_size=\(12, 20\), only \(12, 12\)"),
         ("hf-dinov2:v5", {"mlp": {"activation": "swiglu"}}, "an MLP that is gated in its variant 'v5'"),
         ("hf-dinov2-reg", {"positions": {"covers": "none"}}, "positions.covers='none'"),
-        ("hf-dinov2-reg", {"tokens": {"registers": 0}}, "tokens.registers=0"),
+        ("hf-dinov2-reg", {"tokens": {"registers": 0}}, "tokens.registers=0, only positive numbers"),
         ("hf-dinov3", {"positions": {"rotary": "none"}}, "positions.rotary='none'"),
         ("hf-dinov3", {"num_classes": 5}, "num_classes=5"),
         ("hf-siglip", {"attention": {"qkv_bias": "none"}}, "attention.qkv_bias='none'"),
