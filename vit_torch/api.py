@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from vit_spec import InputError
 from vit_spec.errors import nearest
 from vit_spec.shadowing import check_not_shadowed
+from vit_torch.attention import attention_scores
 from vit_torch.execution import Execution
-from vit_torch.layers import ViTModule, at_least_float32
+from vit_torch.layers import ViTModule
 from vit_torch.model import ViT
 
 
@@ -135,8 +136,8 @@ def attention_maps(model: ViT, images: Tensor, block: int = -1) -> Tensor:
     """
     _, found = intermediates(model, images)
     block = range(model.config.depth)[block]
-    q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
-    scores = model.config.scale * torch.einsum("bthd,bshd->bhts", q, k).to(at_least_float32(q))
+    q, k = (found[f"blocks.{block}.attn.{name}"].transpose(1, 2) for name in "qk")  # (B, H, T, D)
+    scores = attention_scores(q, k, model.config.scale)
     if model.config.positions.relative != "none":
         scores = scores + found["rel_pos" if model.config.positions.relative_shared else f"blocks.{block}.attn.rel_pos"]
     return scores.softmax(-1)

@@ -37,13 +37,20 @@ def attention(
         mask = None if bias is None else bias[None]
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate, scale=scale)
     else:
-        scores = scale * (q @ k.transpose(2, 3)).to(at_least_float32(q))  # (B, H, T, S)
+        scores = attention_scores(q, k, scale)
         scores = scores if bias is None else scores + bias
         scores = module.intermediate("scores", scores)
         weights = scores.softmax(-1)
         module.record("weights", weights)
         x = dropout(module, weights, rate, noise, Site.ATTENTION).to(v.dtype) @ v
     return x.transpose(1, 2)
+
+
+def attention_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Return scale q k^T, at least in float32: (B, H, T, D), (B, H, S, D) -> (B, H, T, S)."""
+    # Scale the queries, not the scores: unscaled products may be beyond the range of float16.
+    q = (scale * q.to(at_least_float32(q))).to(q.dtype)
+    return (q @ k.transpose(2, 3)).to(at_least_float32(q))
 
 
 def mix_rotary(coordinates: tuple[Tensor, ...], freqs: Tensor) -> tuple[Tensor, ...]:

@@ -39,8 +39,8 @@ FAULTS = [
     ),
     _fault(
         name="scale inside and outside the product",
-        old="scores = scale * (q @ k.transpose(2, 3))",
-        new="scores = scale * ((q * scale) @ k.transpose(2, 3))",
+        old="return (q @ k.transpose(2, 3))",
+        new="return scale * (q @ k.transpose(2, 3))",
         part=r"blocks\.0\.attn: scores",
         cause="score scale is 1 / head_dim",
     ),

@@ -201,6 +201,17 @@ def test_all_tensors_are_on_the_device_of_the_model(case: str, monkeypatch: pyte
     assert {tensor.device.type for tensor in found.values()} == {"meta"}
 
 
+@pytest.mark.parametrize("attention", ["fused", "explicit"])
+def test_products_of_queries_and_keys_beyond_the_range_of_float16_are_scaled_first(attention: Any) -> None:
+    model = vit_torch.ViT(PLAIN, vit_torch.Execution(dtype=torch.float16, attention=attention)).eval()
+    with torch.no_grad():
+        for block in model.blocks:
+            q, k, _ = block.attn.qkv.bias.view(3, -1)
+            q[:] = k[:] = (1.2 * 65504 / PLAIN.head_dim) ** 0.5  # all products are about 1.2 * 65504
+        assert model(images(PLAIN)).isfinite().all()
+        assert vit_torch.attention_maps(model, images(PLAIN)).isfinite().all()
+
+
 @pytest.mark.parametrize("config", [RICH, *RELATIVE.values()], ids=["rotary", *RELATIVE])
 def test_attention_maps_are_the_weights_of_the_heads(config: ViTConfig) -> None:
     model, x = vit_torch.ViT(config).double().eval(), images(config).double()
