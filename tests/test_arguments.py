@@ -14,12 +14,19 @@ import parity
 import vit_jax
 import vit_spec
 import vit_torch
+from parity import surgery
 from parity.checkpoints.reading import build_checkpoint
 from tests.twins import small_config
 from vit_spec import InputError
 
 CONFIG = small_config(vit_spec.get("vit_s16"))
 IMAGES = np.zeros((1, *CONFIG.image_size, 3), np.float32)
+
+
+def attention_maps(framework: str, block: Any) -> object:
+    if framework == "jax":
+        return vit_jax.attention_maps(vit_jax.ViT(CONFIG), vit_jax.init(CONFIG), IMAGES, block)
+    return vit_torch.attention_maps(vit_torch.ViT(CONFIG), torch.tensor(IMAGES).permute(0, 3, 1, 2), block)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +133,21 @@ WRONG_CALLS: dict[str, tuple[Any, str]] = {
     "compile_forward": (lambda: vit_jax.compile_forward(CONFIG, {}, 1), NO_MODEL),
     "intermediates": (lambda: vit_jax.intermediates(CONFIG, {}, IMAGES), NO_MODEL),
     "attention_maps": (lambda: vit_jax.attention_maps(CONFIG, {}, IMAGES), NO_MODEL),
+    **{
+        f"block={block!r} of attention_maps in {name}": (
+            partial(attention_maps, name, block),
+            f"block is {block!r}: give an integer from {-CONFIG.depth} to {CONFIG.depth - 1}",
+        )
+        for name in ("jax", "torch")
+        for block in (CONFIG.depth, -CONFIG.depth - 1, 0.0)
+    },
+    **{
+        f"outputs={outputs!r} of select_outputs": (
+            partial(surgery.select_outputs, parity.Checkpoint(CONFIG, "torch", {}), outputs),
+            f"outputs are {outputs!r}: give different numbers from 0 to {CONFIG.num_classes - 1}",
+        )
+        for outputs in ([0.0, 1.0], ["a"], [True, False], "01", [], [0, 0], [CONFIG.num_classes], [[0]], 1)
+    },
     **{
         f"image_size={size!r} of load in {name}": (
             partial(load, "nowhere.pth", image_size=size),

@@ -20,7 +20,7 @@ from vit_jax.model import ViT
 from vit_jax.noise import random_key
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import check_config
-from vit_spec.errors import nearest, require_type
+from vit_spec.errors import block_index, nearest, require_type
 from vit_spec.shadowing import check_not_shadowed
 
 Params = dict[str, Any]
@@ -313,10 +313,10 @@ def attention_maps(model: ViT, params: Params, images: Array, block: int = -1) -
         block: index of the block; negative indices count from the last block.
 
     Raises:
-        vit_spec.InputError: the model is not a `ViT`.
+        vit_spec.InputError: the model is not a `ViT`, or has no such block.
     """
     _, found = intermediates(model, params, images)
-    block = range(model.config.depth)[block]
+    block = block_index(block, model.config.depth)
     q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
     options: Any = {"precision": model.execution.precision, "preferred_element_type": at_least_float32(q)}
     scores = model.config.scale * jnp.einsum("bthd,bshd->bhts", q, k, **options)

@@ -3,6 +3,7 @@
 import difflib
 import errno
 from collections.abc import Iterable
+from numbers import Integral
 
 from vit_spec.printable import MAX_MESSAGE_LENGTH, printable
 
@@ -39,6 +40,13 @@ def require_type(subject: str, value: object, *types: type, example: str = "") -
         found = repr(value) if value is None or isinstance(value, (str, int, float)) else f"a {_public_name(type(value))}"
         expected = " or ".join(map(_public_name, types))
         raise InputError(f"{subject} {found}: give a {expected}{example and f', such as {example}'}")
+
+
+def block_index(block: int, depth: int) -> int:
+    """Return the index of a block, from 0 on, that an index of either sign means; raise InputError if there is none."""
+    if isinstance(block, bool) or not isinstance(block, Integral) or not -depth <= block < depth:
+        raise InputError(f"block is {block!r}: give an integer from {-depth} to {depth - 1}")
+    return int(block) % depth
 
 
 def _public_name(cls: type) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_spec import InputError
-from vit_spec.errors import nearest
+from vit_spec.errors import block_index, nearest
 from vit_spec.shadowing import check_not_shadowed
 from vit_torch.attention import attention_scores
 from vit_torch.execution import Execution
@@ -132,10 +132,10 @@ def attention_maps(model: ViT, images: Tensor, block: int = -1) -> Tensor:
         block: index of the block; negative indices count from the last block.
 
     Raises:
-        vit_spec.InputError: the model is wrapped, as by `torch.compile`.
+        vit_spec.InputError: the model is wrapped, as by `torch.compile`, or has no such block.
     """
     _, found = intermediates(model, images)
-    block = range(model.config.depth)[block]
+    block = block_index(block, model.config.depth)
     q, k = (found[f"blocks.{block}.attn.{name}"].transpose(1, 2) for name in "qk")  # (B, H, T, D)
     scores = attention_scores(q, k, model.config.scale)
     if model.config.positions.relative != "none":

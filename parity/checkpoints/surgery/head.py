@@ -40,8 +40,9 @@ def select_outputs(checkpoint: Checkpoint, outputs: Sequence[int]) -> Changed:
         InputError: there is no such output, or one is given twice.
     """
     before, chosen = checkpoint.config, np.array(outputs)
-    if not len(chosen) or len(set(outputs)) < len(outputs) or chosen.min() < 0 or chosen.max() >= before.num_classes:
-        raise InputError(f"outputs are {list(outputs)}: give different numbers from 0 to {before.num_classes - 1}")
+    is_valid = chosen.ndim == 1 and chosen.dtype.kind in "iu" and len(np.unique(chosen)) == len(chosen)
+    if not is_valid or chosen.min() < 0 or chosen.max() >= before.num_classes:
+        raise InputError(f"outputs are {outputs!r}: give different numbers from 0 to {before.num_classes - 1}")
     config = before.replace(num_classes=len(outputs))
     names = [name for name, row in rows(before).items() if name.startswith("head") and "label" in row.axes]
     heads = {name: parameter(checkpoint, name)[chosen] for name in names}
