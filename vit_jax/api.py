@@ -1,5 +1,6 @@
 """Public functions of the JAX twin: initialize, load and run a model, read its intermediates and attention maps."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -24,6 +25,8 @@ from vit_spec.errors import block_index, nearest, require_type
 from vit_spec.shadowing import check_not_shadowed
 
 Params = dict[str, Any]
+
+ENABLE_64_BIT = 'call jax.config.update("jax_enable_x64", True) first, or round them yourself'  # a remedy of messages
 
 
 def init(config: ViTConfig, seed: int | Array | NDArray[Any] = 0) -> Params:
@@ -104,6 +107,7 @@ def load(
         parity.AssumptionWarning: lists the config fields that the checkpoint does not specify, and the assumed values;
             and those of `given` that replace another value, which it specifies.
         parity.SurgeryWarning: describes the changes that num_classes or image_size made.
+        UserWarning: the model will round the parameters, because jax's 64-bit types are disabled.
 
     Raises:
         vit_spec.InputError: the path does not exist, or is not a checkpoint of a ViT.
@@ -120,7 +124,16 @@ def load(
         num_classes=num_classes,
         image_size=image_size,
     )
-    return ViT(checkpoint.config, execution or Execution()), parity.to_jax(checkpoint)
+    params = parity.to_jax(checkpoint)
+    if wide := rounded_dtypes(params):
+        warnings.warn(f"{path}: params are {wide}, which jax will round: {ENABLE_64_BIT}", stacklevel=2)
+    return ViT(checkpoint.config, execution or Execution()), params
+
+
+def rounded_dtypes(params: Any) -> str:
+    """Return the dtypes in a pytree that jax rounds because 64-bit types are disabled, or "" if there are none."""
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
+    return ", ".join(sorted(str(each) for each in dtypes if jax.dtypes.canonicalize_dtype(each) != each))
 
 
 def compile_forward(model: ViT, params: Params, batch_size: int) -> Callable[[Array], Array]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx as flax_nnx
 from flax.errors import InvalidRngError
 
-from vit_jax.api import Params, init
+from vit_jax.api import ENABLE_64_BIT, Params, init, rounded_dtypes
 from vit_jax.execution import Execution
 from vit_jax.model import ViT
 from vit_spec import InputError, ViTConfig
@@ -91,12 +91,8 @@ def _check(config: ViTConfig, params: Params) -> None:
         more = f"; and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""
         listed = "; ".join(sorted(wrong)[:_MAX_LISTED])
         raise InputError(f"params do not match the config: {listed}{more}. Give the config that they were made with")
-    wide = {str(leaf.dtype) for leaf in given.values() if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype}
-    if wide:
-        raise InputError(
-            f'params are {", ".join(wide)}, which jax would round: call jax.config.update("jax_enable_x64", True) first, '
-            "or round them yourself"
-        )
+    if wide := rounded_dtypes(params):
+        raise InputError(f"params are {wide}, which jax would round: {ENABLE_64_BIT}")
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

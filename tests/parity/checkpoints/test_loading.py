@@ -36,6 +36,19 @@ def test_vit_jax_loads_a_file_of_either_format(saved_file: Path) -> None:
         np.testing.assert_array_equal(mine, expected)
 
 
+def test_vit_jax_warns_of_parameters_that_jax_will_round(tmp_path: Path) -> None:
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), perturbed_params(CONFIG))
+    parity.save(tmp_path / "wide.safetensors", params, CONFIG, "jax")
+    with pytest.warns(
+        UserWarning, match=r"wide\.safetensors: params are float64, which jax will round: .*jax_enable_x64"
+    ) as found:
+        _, loaded = vit_jax.load(tmp_path / "wide.safetensors")
+    assert [warning.filename for warning in found] == [__file__]
+    assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(loaded))
+    with jax.enable_x64(True):
+        vit_jax.load(tmp_path / "wide.safetensors")
+
+
 def test_vit_torch_loads_a_file_of_either_format_in_evaluation_mode(saved_file: Path) -> None:
     model = vit_torch.load(saved_file)
     assert model.config == CONFIG and not model.training
