@@ -25,6 +25,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_inherit_docstrings = False  # those of torch.nn.Module.forward and nn.Module.setup say nothing about the twins
 python_use_unqualified_type_names = True
 
 # The copy button takes commands without their prompt and without their output.

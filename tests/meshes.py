@@ -21,6 +21,8 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import NamedSharding
 
 import vit_spec
@@ -109,14 +111,23 @@ def make_batch(step: int, rows: np.ndarray) -> Batch:
 
 def measure_mesh(mesh: str) -> dict[str, Any]:
     """Return losses, bytes per device and transfers of the compiled step on a mesh, each with its estimate."""
-    engine = make_engine(mesh)
-    losses = [float(engine.step(make_batch(step, engine.batch_rows))["loss"]) for step in range(STEPS)]
+    gathered: list[int] = []  # bytes of each array that a process gets from all others
+
+    def gather(values: Any, **options: Any) -> Any:
+        found = process_allgather(values, **options)
+        gathered.append(np.asarray(found).nbytes)
+        return found
+
+    with patch.object(multihost_utils, "process_allgather", gather):
+        engine = make_engine(mesh)
+        losses = [float(engine.step(make_batch(step, engine.batch_rows))["loss"]) for step in range(STEPS)]
     sizes = dict(engine.mesh.shape)
     compiled = analyze_program(engine.compiled_step, sizes)
     estimate = estimate_memory(CONFIG, replace(RECIPE, mesh=mesh), sizes, compiler="cpu", param_bytes=8)
     state = {"parameters": engine.state.params, "optimizer state": engine.state.moments, "EMA": engine.state.ema}
     return {
         "losses": losses,
+        "gathered": gathered,
         "taught": measure_taught(mesh) if mesh in TAUGHT else [],
         "arguments": [compiled.arguments, estimate.state],
         "transfers": [_join_keys(compiled.transfers), _join_keys(estimate.transfers)],

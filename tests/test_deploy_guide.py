@@ -68,9 +68,8 @@ def torch_images(config: ViTConfig = CONFIG) -> Any:
     return torch.tensor(draw_images(config)).permute(0, 3, 1, 2).contiguous()
 
 
-def run(*words: str) -> dict[str, Any]:
-    """Run the snippets that contain these words, in this order, and return what they define."""
-    names: dict[str, Any] = {}
+def run(*words: str, **names: Any) -> dict[str, Any]:
+    """Run the snippets that contain these words, in this order, with these names, and return what they define."""
     for word in words:
         [code] = [each for each in SNIPPETS if word in each]
         exec(code, names)
@@ -105,10 +104,19 @@ def test_programs_of_pytorch_compute_the_logits_of_the_model(program: str, words
     ("program", "words"),
     [("AOTInductor", ["torch.export.save", "aoti_load_package"]), ("torch.compile", ["torch.compile"])],
 )
-def test_programs_of_inductor_compute_the_logits_of_the_model(program: str, words: list[str], model: Any) -> None:
+def test_programs_of_inductor_compute_the_logits_of_the_model(
+    program: str, words: list[str], model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "1")
     torch._dynamo.reset()
     with torch._inductor.config.patch(QUICK):
-        assert difference(run("images = torch.randn", *words)["forward"], model) <= BOUNDS[program]
+        forward = run("images = torch.randn", *words)["forward"]
+        assert difference(forward, model) <= BOUNDS[program]
+    if program == "AOTInductor":
+        images = torch_images(model.config)
+        for wrong, what in ((images[:, :, ::2], "unmatched dim value at 2"), (images.double(), "unmatched dtype")):
+            with pytest.raises(RuntimeError, match=what):
+                forward(wrong)
 
 
 @pytest.mark.parametrize("model", [WIDE], ids=["wide"], indirect=True)
@@ -131,6 +139,9 @@ def test_programs_of_jax_compute_the_logits_of_the_model() -> None:
     expected = names["model"].apply(variables, images)
     for logits in (names["forward"](images), names["outside"].call(variables, images)):
         assert np.abs(logits - expected).max() <= BOUNDS["jax.export"] * np.abs(expected).max()
+    names |= run("auto_axes", mesh=names["jax"].make_mesh((1,), ("data",)), **names)
+    sharded = names["jax"].device_put(images, names["NamedSharding"](names["mesh"], names["PartitionSpec"]("data")))
+    np.testing.assert_allclose(names["apply"](variables, sharded), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_low_rank_updates_start_at_zero_are_trained_alone_and_can_be_merged(model: Any) -> None:

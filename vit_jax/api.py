@@ -200,7 +200,7 @@ def intermediates(
     stacked: bool = False,
     **options: Any,
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the logits and all named intermediates of a forward pass, in alphabetical order of their names.
+    """Return the logits and all named intermediates of a forward pass; their order has no meaning.
 
     The output of a module has the module's name ("patch_embed", "blocks.3.attn", "blocks.3", "norm").  Intermediates inside
     modules have their own names: "tokens", "positions", "embed" (the input of the blocks), "blocks.3.attn.q", "k", "v"

@@ -293,7 +293,8 @@ def check_images(images: Array, config: ViTConfig) -> None:
     if axes := [name for name in sharding.mesh.explicit_axes if name in sharded]:
         raise InputError(
             f"images are sharded over the explicit mesh axis {axes[0]!r}, and the model does not state how its arrays are "
-            "sharded: call jax.sharding.auto_axes(model.apply, out_sharding=...), or make a mesh with automatic axis_types"
+            "sharded: call jax.sharding.auto_axes(model.apply, out_sharding=NamedSharding(mesh, PartitionSpec(...))), or "
+            "make a mesh with automatic axis_types"
         )
 
 

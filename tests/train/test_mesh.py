@@ -29,7 +29,7 @@ from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Layout
 from tests import ROOT
 from tests.shared_results import compute_once
-from train.jax.cluster import join_cluster
+from train.jax.cluster import check_same_on_all_processes, join_cluster
 from train.jax.engine import JaxEngine
 from train.jax.parameter_tree import mesh_axes, tree
 from train.mesh import (
@@ -179,6 +179,7 @@ def test_two_processes_have_the_losses_of_one_device_and_the_estimated_memory_an
     for output in pair_outputs("tests.meshes", mesh):
         found = json.loads(output.splitlines()[-1])[mesh]  # gloo prints its connections in the lines before
         np.testing.assert_allclose(found["losses"], one_device_results["losses"], rtol=1e-10)
+        assert found["gathered"] == [8]  # the checksums of the initial weights, and no weights
         for measured, estimated in (found["transfers"], *found["state"].values()):
             assert measured == estimated
         measured, estimated = found["arguments"]
@@ -258,6 +259,17 @@ def test_an_invalid_description_of_the_cluster_is_refused(
             monkeypatch.setenv(f"JAX_{name}", value)
     with pytest.raises(InputError, match=message):
         join_cluster()
+
+
+def test_other_weights_in_another_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process places the entries of its devices, so a device would have other weights than its neighbours."""
+    checksums: list[np.ndarray] = []
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda x: checksums.append(x) or np.array(checksums[-2:]))
+    for array in (np.zeros(3), np.zeros(3)):
+        check_same_on_all_processes({"a": array}, "the weights")
+    with pytest.raises(InputError, match="the weights differ between the processes of the run: let all"):
+        check_same_on_all_processes({"a": np.ones(3)}, "the weights")
 
 
 # The dtype of transfers -----------------------------------------------------------------------------------------------

@@ -1,11 +1,15 @@
 """The processes of a JAX run: how they find each other."""
 
 import os
+import zlib
 
 import jax
+import numpy as np
 from jax._src import distributed
+from jax.experimental import multihost_utils
 
 from train.jax import coordinator
+from train.jax.parameter_tree import Tree
 from train.loop import heartbeat
 from train.loop.process import is_started_by_srun
 from vit_spec import InputError
@@ -59,3 +63,20 @@ def join_cluster() -> None:
             jax.process_index(),
             jax.process_count(),
         )
+
+
+def check_same_on_all_processes(values: Tree, what: str) -> None:
+    """Compare the checksums of host arrays that all processes must have.
+
+    what: what these are, in plural, in the message.
+
+    Raises:
+        InputError: they differ.
+    """
+    if jax.process_count() == 1:
+        return
+    checksum = 0
+    for leaf in jax.tree.leaves(values):
+        checksum = zlib.crc32(np.ascontiguousarray(leaf).data, checksum)
+    if np.ptp(multihost_utils.process_allgather(np.uint32(checksum))):
+        raise InputError(f"{what} differ between the processes of the run: let all of them read the same file")

@@ -22,6 +22,7 @@ from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
 from train.jax import one_cpu, sharding
 from train.jax.checkpoints import CheckpointStore
+from train.jax.cluster import check_same_on_all_processes
 from train.jax.losses import loss_and_metric, soft_targets
 from train.jax.optimizers import frozen_mask, make_optimizer, update_scales, zero_frozen
 from train.jax.parameter_tree import Tree, path_names, tree
@@ -284,7 +285,7 @@ class JaxEngine:
             return jax.make_array_from_process_local_data(self._batch_sharding, local)
 
         images, targets = shard(batch.images), shard(batch.targets)
-        placed = images, targets, jax.device_put(batch.mix, self._replicated)
+        placed = images, targets, sharding.place(batch.mix, self._replicated)
         # While inputs are copied, jax starts a computation in another thread, which does not keep its memory; see
         # `train.jax.runtime.keep_freed_memory`.
         return jax.block_until_ready(placed) if self._is_on_cpu else placed
@@ -317,7 +318,8 @@ class JaxEngine:
         params = None
         if start is not None:
             float32 = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), parity.to_jax(start))
-            params = jax.device_put(float32, self.shardings.params)
+            check_same_on_all_processes(float32, "the initial weights")
+            params = sharding.place(float32, self.shardings.params)
         return jax.jit(self._initial_state, out_shardings=self.shardings, compiler_options=fast_compile_options())(params)
 
     def _initial_state(self, start: Tree | None) -> State:

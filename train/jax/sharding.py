@@ -69,6 +69,25 @@ def _path_names(path: Any) -> tuple[str, ...]:
     return tuple(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", "")))) for entry in path)
 
 
+def place(values: Tree, shardings: Any) -> Tree:
+    """Return host arrays, which all processes have, as global arrays; each process copies the entries of its devices.
+
+    `jax.device_put` would gather each array from every process first, to compare them.
+
+    Args:
+        values: a pytree of arrays on the host.
+        shardings: a pytree of the same structure, or one sharding for all.
+    """
+
+    def put(value: Any, sharding: NamedSharding) -> Array:
+        array = np.asarray(value)
+        return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+
+    if isinstance(shardings, NamedSharding):
+        return jax.tree.map(lambda value: put(value, shardings), values)
+    return jax.tree.map(put, values, shardings)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding of a batch: the first axis along `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))

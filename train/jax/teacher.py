@@ -7,8 +7,10 @@ from jax.sharding import NamedSharding
 
 import parity
 import vit_jax
+from train.jax.cluster import check_same_on_all_processes
 from train.jax.losses import teacher_loss
 from train.jax.parameter_tree import Tree
+from train.jax.sharding import place
 from train.loop.teacher import InputTransform, Teacher
 from train.recipes import Recipe
 from vit_spec import ViTConfig
@@ -30,7 +32,8 @@ class TeacherModel:
         self._temperature = recipe.distillation_temperature if recipe.distillation == "soft" else None
         wide = jnp.zeros(()).dtype  # float32, or float64 in JAX's x64 mode
         params = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, wide)), parity.to_jax(teacher.checkpoint))
-        self.params: Tree = jax.device_put(params, replicated)
+        check_same_on_all_processes(params, "the weights of the teacher")
+        self.params: Tree = place(params, replicated)
 
     def add_loss(self, params: Tree, loss: Array, images: Array, outputs: Array) -> Array:
         """Return the loss of each image with the teacher's share, (B,).
