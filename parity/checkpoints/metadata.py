@@ -19,7 +19,7 @@ from parity.checkpoints.assumptions import Assumption
 from parity.checkpoints.formats import Fields, get, hf_processor, open_clip_config, timm_data
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from parity.checkpoints.weights import TASKS, Checkpoint
-from vit_spec import InputError, ViTConfig, bounded_json
+from vit_spec import InputError, ViTConfig, bounded_json, nearest
 from vit_spec.config import FIELDS
 from vit_spec.printable import is_utf8, printable
 
@@ -170,7 +170,7 @@ def _from_notes(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
     if "preprocessing" in notes:
         yield "preprocessing", lambda: Preprocessing.from_json(str(notes["preprocessing"]))
     if "task" in notes:
-        yield "task", lambda: _parse_task(notes["task"])
+        yield "task", lambda: parse_task(notes["task"], "the metadata entry task")
 
 
 def _from_run(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
@@ -190,7 +190,7 @@ def _from_run(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
     if isinstance(classes, list) and len(classes) == outputs:
         yield "labels", lambda: parse_labels(classes, config, "the run's config.json")
     if entry("data", "task") is not None:
-        yield "task", lambda: _parse_task(entry("data", "task"))
+        yield "task", lambda: parse_task(entry("data", "task"), "the run's config.json")
     share, filter = entry("recipe", "augment", "share"), entry("recipe", "augment", "held_out_filter")
     if isinstance(share, (int, float)) and 0 < share <= 1:
         yield "preprocessing", lambda: center_crop(config.image_size, share, filter)
@@ -270,9 +270,14 @@ def parse_labels(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] |
     return found
 
 
-def _parse_task(found: Any) -> str:
+def parse_task(found: Any, where: str) -> str:
+    """Return the name of a task; raise InputError if there is none of this name.
+
+    where: the origin of the name, for the message.
+    """
     if found not in TASKS:
-        raise InputError(f"the metadata entry task: {shorten(str(found))!r}, but one of {', '.join(TASKS)} was expected")
+        expected = f"one of {', '.join(TASKS)} was expected{nearest(found, TASKS)}"
+        raise InputError(f"{where}: {shorten(str(found))!r}, but {expected}")
     return str(found)
 
 

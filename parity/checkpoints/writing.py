@@ -73,8 +73,8 @@ def save(
         task: see `Checkpoint`.
 
     Raises:
-        InputError: the path cannot be written to, the format is unknown, the weights do not match the config, or the number
-            of labels is not that of the outputs.
+        InputError: the path cannot be written to, the format is unknown, the weights do not match the config, the number
+            of labels is not that of the outputs, or the task is unknown.
     """
     names = metadata.parse_labels(labels, config, "labels")
     checkpoint = Checkpoint(
@@ -147,8 +147,10 @@ def write(
 
     Raises:
         InputError: the path cannot be written to, the format cannot store the config, the weights do not match it, a
-            finite entry is beyond the range of `dtype`, or the JSON files of a library in the folder contradict the file.
+            finite entry is beyond the range of `dtype`, the task is unknown, or the JSON files of a library in the folder
+            contradict the file.
     """
+    metadata.parse_task(checkpoint.task, "task")
     slash, path, format = str(path).endswith("/"), Path(os.path.expanduser(path)), get(to)
     check_can_store(format, checkpoint.config)
     # First the plan: the JSON files of a library are made only of a config that its format can store.

@@ -561,6 +561,16 @@ def test_a_label_that_no_file_can_store_is_refused(tmp_path: Path) -> None:
         parity.save(tmp_path / "w.npz", reproducible_init.weights(CONFIG, 0).arrays, CONFIG, "jax", labels=labels)
 
 
+@pytest.mark.parametrize("target", ["w.safetensors", "folder/"])
+def test_an_unknown_task_is_not_written(target: str, tmp_path: Path) -> None:
+    checkpoint = replace(reproducible_init.weights(SQUARE, 0), task="label")
+    with pytest.raises(
+        InputError, match=r"^task: 'label', but one of classes, labels, values was expected; did you mean 'labels'"
+    ):
+        write(checkpoint, f"{tmp_path}/{target}", "hf-vit")
+    assert not list(tmp_path.iterdir())
+
+
 # Surgery --------------------------------------------------------------------------------------------------------------
 
 
