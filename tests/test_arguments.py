@@ -170,6 +170,41 @@ WRONG_CALLS: dict[str, tuple[Any, str]] = {
         lambda: vit_torch.normalize(IMAGES, CONFIG.pixels),
         "images are a numpy.ndarray: give a torch.Tensor",
     ),
+    "channel_dim": (
+        lambda: vit_torch.normalize(torch.zeros(4, 4), CONFIG.pixels),
+        "images have the shape (4, 4), without the dimension channel_dim=-3: give another one",
+    ),
+    "scalar image": (
+        lambda: vit_jax.normalize(1.0, CONFIG.pixels),
+        "images are a scalar: give an array of the shape (..., H, W, C)",
+    ),
+    **{
+        f"config of {make.__name__}": (partial(make, "vit_ti16", (4, 4)), NO_CONFIG)
+        for make in (
+            vit_spec.position_table,
+            vit_spec.rotary_tables,
+            vit_spec.relative_tables,
+            vit_spec.resampling_matrices,
+        )
+    },
+    "grid of fractions": (lambda: vit_spec.resampling_matrices(CONFIG, (2.5, 3)), "grid is 2.5: give an integer"),
+    "grid without rows": (
+        lambda: vit_spec.relative_tables(CONFIG, (0, 3)),
+        "grid is (0, 3): give positive numbers of rows and columns",
+    ),
+    "table that is not computed": (
+        lambda: vit_spec.position_table(CONFIG, (4, 4)),
+        "positions.table is 'normal(0.02)': only sincos_1d, sincos_2d_big_vision, sincos_2d_mae, sincos_2d_timm are "
+        "computed tables",
+    ),
+    "no rotary embedding": (
+        lambda: vit_spec.rotary_tables(CONFIG, (4, 4)),
+        "positions.rotary is 'none': give a config with a rotary embedding, such as 'axial'",
+    ),
+    "path as a checkpoint": (
+        lambda: parity.write("a.safetensors", "b.safetensors", "torch"),
+        "checkpoint is 'a.safetensors': give a parity.Checkpoint, such as parity.load(path)",
+    ),
     "path": (lambda: parity.load(b"runs/tiny"), "path is a bytes: give a str or os.PathLike"),
     "head": (lambda: parity.surgery.new_head(None, "x"), "num_classes is 'x': give an integer"),
     "given": (

@@ -5,7 +5,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from vit_spec import Pixels
-from vit_spec.errors import require_type
+from vit_spec.errors import require, require_type
 
 
 def normalize(images: ArrayLike, pixels: Pixels) -> Array:
@@ -17,9 +17,10 @@ def normalize(images: ArrayLike, pixels: Pixels) -> Array:
         pixels: mean and std; `pixels` of the model's config.
 
     Raises:
-        vit_spec.InputError: `pixels` is not a `Pixels`, or is for another number of channels.
+        vit_spec.InputError: `images` is a scalar, or `pixels` is not a `Pixels`, or is for another number of channels.
     """
     require_type("pixels are", pixels, Pixels, example="config.pixels")
+    require(jnp.ndim(images) > 0, "images are a scalar: give an array of the shape (..., H, W, C)")
     pixels.check(in_channels=jnp.shape(images)[-1])
     dtype = jnp.promote_types(jnp.result_type(images), jnp.result_type(float))
     mean, std = jnp.asarray(pixels.mean, dtype), jnp.asarray(pixels.std, dtype)

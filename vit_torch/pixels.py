@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from vit_spec import Pixels
+from vit_spec import InputError, Pixels
 from vit_spec.errors import require_type
 
 
@@ -17,10 +17,16 @@ def normalize(images: Tensor, pixels: Pixels, *, channel_dim: int = -3) -> Tenso
         channel_dim: the dimension of the channels, in the images and in the result; -1 for (..., H, W, C).
 
     Raises:
-        vit_spec.InputError: `images` is not a tensor, or `pixels` is not a `Pixels` or for another number of channels.
+        vit_spec.InputError: `images` is not a tensor or lacks the dimension of the channels, or `pixels` is not a `Pixels`
+            or for another number of channels.
     """
     require_type("images are", images, Tensor)
     require_type("pixels are", pixels, Pixels, example="config.pixels")
+    if not -images.ndim <= channel_dim < images.ndim:
+        shape = tuple(images.shape)
+        raise InputError(
+            f"images have the shape {shape}, without the dimension channel_dim={channel_dim}: give another one"
+        )
     pixels.check(in_channels=images.shape[channel_dim])
     x = images.to(torch.promote_types(images.dtype, torch.get_default_dtype())).movedim(channel_dim, -1)
     # Each value is filled in on the device: to copy them there would wait for the device, in every training step.

@@ -26,6 +26,7 @@ from parity.checkpoints.sidecar import write_sidecar
 from parity.checkpoints.weights import Checkpoint, TaskName, Tree, flatten
 from parity.checkpoints.write_target import FOLDER, check_old, check_target, choose_container, report_full_disk
 from vit_spec import InputError, ViTConfig, nearest
+from vit_spec.errors import require_type
 
 PROJECT = "twin-vision-transformers"
 
@@ -150,6 +151,7 @@ def write(
             finite entry is beyond the range of `dtype`, the task is unknown, or the JSON files of a library in the folder
             contradict the file.
     """
+    require_type("checkpoint is", checkpoint, Checkpoint, example="parity.load(path)")
     metadata.parse_task(checkpoint.task, "task")
     slash, path, format = str(path).endswith("/"), Path(os.path.expanduser(path)), get(to)
     check_can_store(format, checkpoint.config)
