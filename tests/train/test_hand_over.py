@@ -15,6 +15,7 @@ jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 pytest.importorskip("grain")
 
+import parity
 from parity.checkpoints.containers import orbax
 from parity.checkpoints.weights import as_checkpoint
 from tests.train.torch.test_engine import CONFIG, DROPOUT, make, make_batch
@@ -30,6 +31,7 @@ from train.loop.request import Request
 from train.loop.saved_run import checkpoints_folder, has_checkpoints
 from train.loop.session import train
 from train.recipes import OPTIMIZERS, Model, Optimizer, Recipe
+from train.recipes.param_groups import lr_multipliers
 from train.torch.engine import TorchEngine
 from vit_spec import InputError
 
@@ -207,9 +209,21 @@ def test_a_mean_that_a_trained_parameter_lacks_is_no_mean_of_zeros(name: str, ch
     if change == "misshapen":
         means[key] = np.zeros((1, 1))
     changed = replace(state, parts={**state.parts, "mean": means})
-    with pytest.raises(ValueError, match=f"it lacks the mean of {key}|its arrays are not those of the model"):
+    with pytest.raises(ValueError, match=f"it lacks the moments of {key}|its arrays are not those of the model"):
         engine(name, tmp_path / "own", "sgd").adopt(changed, LoopState(), tmp_path / "converted")
     assert not (tmp_path / "converted").exists()
+
+
+def test_a_state_without_means_is_converted() -> None:
+    """As of an optimizer that has only a mean of squares."""
+    squares = {key: tensor.numpy() for key, tensor in parity.to_torch(START).items()}
+    state = TrainingState(WIDE, "torch", {"params": squares, "square": squares}, 1, 1, True)
+    state.check_moments(lr_multipliers(WIDE))
+    kernel = state.array("square", "blocks/mlp/fc1/kernel", "jax", "float64")
+    assert np.array_equal(kernel, START.arrays["blocks/mlp/fc1/kernel"])
+    part = {key: array for key, array in squares.items() if key != "head.weight"}
+    with pytest.raises(ValueError, match=r"it lacks the moments of head\.weight"):
+        replace(state, parts={"params": squares, "square": part}).check_moments(lr_multipliers(WIDE))
 
 
 def two_checkpoints(name: str, folder: Path) -> None:

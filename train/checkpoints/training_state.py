@@ -43,8 +43,8 @@ class TrainingState:
         format: "jax" or "torch": the keys of the arrays are those of the twin's weights.
         parts: the arrays by part and key; those of a file are read when they are used.  "params" are the weights, "ema"
             their moving average.  "mean" and "square" are the optimizer's moments with the shape of a parameter; every
-            optimizer has a mean of each parameter that is trained.  "row" and "column" are Adafactor's moments, without the
-            longest and without the second longest axis.
+            optimizer has a moment of each parameter that is trained.  "row" and "column" are Adafactor's moments, without
+            the longest and without the second longest axis.
         step: number of steps done.
         updates: number of updates of the optimizer, which are fewer if steps were skipped.
         sound: False after a step that was not finite has stopped the run.
@@ -59,7 +59,7 @@ class TrainingState:
     _plans: dict[tuple[str, str], dict[str, ArrayConversion]] = field(default_factory=dict, init=False, repr=False)
 
     def array(self, part: str, key: str, format: str, dtype: Any) -> Array:
-        """Return an array as a format stores it, bit for bit; zeros for moments of parameters that have no mean.
+        """Return an array as a format stores it, bit for bit; zeros for moments of parameters that have none.
 
         Args:
             part: one of `PARTS`.
@@ -73,7 +73,7 @@ class TrainingState:
         expected = str(dtype).removeprefix("torch.")
         owner = _owners(self.config, format)[key]
         for own_key in self._keys_of(owner):
-            if own_key not in self.parts.get(part, {}) and (part == EMA or own_key in self.parts[MEAN]):
+            if own_key not in self.parts.get(part, {}) and (part == EMA or self._has_moments(own_key)):
                 raise ValueError(f"it lacks the {part} of {own_key}")
         found = self._factored(part, owner, format) if part in (ROW, COLUMN) else self._plan(part, format)[key].to_array()
         if found.dtype != expected:
@@ -81,14 +81,17 @@ class TrainingState:
         return found
 
     def check_moments(self, multipliers: Mapping[str, NDArray[np.float64]]) -> None:
-        """Raise ValueError unless each parameter that is trained has a mean.
+        """Raise ValueError unless each parameter that is trained has a moment.
 
         multipliers: what `train.recipes.param_groups.lr_multipliers` returns.
         """
         for key, (row, block) in _owners(self.config, self.format).items():
             is_trained = np.any(multipliers[row] if block is None else multipliers[row][block])
-            if is_trained and key not in self.parts.get(MEAN, {}):
-                raise ValueError(f"it lacks the {MEAN} of {key}")
+            if is_trained and not self._has_moments(key):
+                raise ValueError(f"it lacks the moments of {key}")
+
+    def _has_moments(self, key: str) -> bool:
+        return any(key in self.parts.get(part, {}) for part in (MEAN, SQUARE, ROW, COLUMN))
 
     def _keys_of(self, owner: _Owner) -> list[str]:
         """Return the keys of this state that have entries of a parameter."""
