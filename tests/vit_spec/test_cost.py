@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_spec import InputError, ViTConfig, count, flops, get, memory, names, rows
-from vit_spec.cost import training_flops
+from vit_spec.cost import ACTIVATION_ARRAYS, training_flops
 
 # 6 patches of 768 values, 7 tokens, heads of 12
 SMALL = ViTConfig(image_size=(32, 48), width=24, depth=2, num_heads=2, mlp_dim=40, num_classes=5)
@@ -195,7 +195,7 @@ def test_outside_the_blocks_the_patches_and_the_final_norm_are_stored():
 
 
 STORING: dict[str, dict[str, Any]] = {
-    "plain": {},
+    **{f"activation {kind}": {"mlp": {"activation": kind}} for kind in ACTIVATION_ARRAYS},
     "norms of queries and keys": {"attention": {"qk_norm": True}},
     "rotations": {"positions": {"rotary": "dinov3"}},
     "rotations and norms": {"positions": {"rotary": "axial"}, "attention": {"qk_norm": True}},
@@ -206,11 +206,7 @@ STORING: dict[str, dict[str, Any]] = {
     "norm of the heads": {"attention": {"out_norm": True}},
     "no projection": {"attention": {"proj": False}},
     "norm of the heads, no projection": {"attention": {"out_norm": True, "proj": False}},
-    "relu": {"mlp": {"activation": "relu"}},
     "relu and norm": {"mlp": {"activation": "relu", "norm": True}},
-    "quick_gelu": {"mlp": {"activation": "quick_gelu"}},
-    "mish": {"mlp": {"activation": "mish"}},
-    "gated": {"mlp": {"activation": "swiglu"}},
     "norm before the blocks": {"norms": {"before_blocks": True}},
     "norm of the patches": {"norms": {"after_patches": True}},
     "no final norm": {"norms": {"after_blocks": False}},
