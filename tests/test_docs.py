@@ -62,7 +62,8 @@ def test_the_agreement_at_the_top_of_the_readme_is_the_largest_difference_measur
 )
 def test_pages_state_the_number_of_formats_and_of_models(page: str, pattern: str, count: int) -> None:
     stated = re.findall(pattern, (ROOT / page).read_text())
-    assert stated and {int(number) for number in stated} == {count}
+    is_true = bool(stated) and {int(number) for number in stated} == {count}
+    assert is_true, f"{page} states {' and '.join(stated)}, but the registry has {count}"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,8 @@ def test_pages_state_the_number_of_formats_and_of_models(page: str, pattern: str
 def test_every_format_and_container_is_registered(package: Any, name: str, registered: list[Any]) -> None:
     modules = [pkgutil.resolve_name(f"{package.__name__}.{each.name}") for each in pkgutil.iter_modules(package.__path__)]
     found = {module.__name__: getattr(module, name) for module in modules if hasattr(module, name)}
-    assert [module for module, each in found.items() if each not in registered] == []
+    missing = [module for module, each in found.items() if each not in registered]
+    assert not missing, f"the registry in {package.__file__} lacks {', '.join(missing)}"
     assert len(found) == len(registered)
 
 

@@ -1047,11 +1047,14 @@ def test_every_data_source_is_registered() -> None:
     modules = [pkgutil.resolve_name(f"{sources.__name__}.{each.name}") for each in pkgutil.iter_modules(sources.__path__)]
     found = {module.__name__: module.open_splits for module in modules if hasattr(module, "open_splits")}
     registered = {kind.open_splits for kind in sources._SOURCES.values()}
-    assert [module for module, open_splits in found.items() if open_splits not in registered] == []
+    missing = [module for module, open_splits in found.items() if open_splits not in registered]
+    assert not missing, f"_SOURCES in train/data/sources/__init__.py lacks {', '.join(missing)}"
     assert registered == set(found.values())
 
 
 @pytest.mark.parametrize("usage", [kind.usage for kind in sources._SOURCES.values()])
 def test_every_data_source_is_documented(usage: str) -> None:
-    assert f"\n| `{usage}` | " in (ROOT / "docs" / "reference" / "data.md").read_text()
-    assert f"\n    {usage} " in (sources.__doc__ or "")
+    is_in_page = f"\n| `{usage}` | " in (ROOT / "docs" / "reference" / "data.md").read_text()
+    assert is_in_page, f"the table in docs/reference/data.md lacks {usage}"
+    is_in_docstring = f"\n    {usage} " in (sources.__doc__ or "")
+    assert is_in_docstring, f"the docstring of train/data/sources/__init__.py lacks {usage}"
