@@ -32,7 +32,8 @@ def perturbed_module(module: nnx.Module) -> nnx.Module:
     def add_noise(leaf: Array) -> Array:
         return leaf + rng.uniform(0.05, 0.3, leaf.shape).astype(leaf.dtype) if leaf.dtype == jnp.float32 else leaf
 
-    return jax.tree.map(add_noise, module)
+    graph, state = nnx.split(module)  # a tree of the module itself would part shared layers
+    return nnx.merge(graph, jax.tree.map(add_noise, state))
 
 
 class ConvNet(linen.Module):

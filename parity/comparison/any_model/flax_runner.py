@@ -64,7 +64,7 @@ class FlaxRunner:
         """
         self._apply, self._masks, self._loss, self._seed = flax_apply, masks, loss, seed
         self.weights, self._inputs = weights, inputs
-        self._leaves, self._tree = flatten(params)
+        self._leaves, self._unflatten = flatten(params)
         self._float_inputs = [n for n, x in enumerate(inputs) if np.issubdtype(x.dtype, np.floating)]
         self.skipped: dict[str, str] = {}
         self.constants: frozenset[str] = frozenset()
@@ -234,7 +234,7 @@ class FlaxRunner:
         return inputs
 
     def _outputs(self, weights: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
-        own = self._tree.unflatten([leaf if key is None else weights[key] for key, leaf in self._leaves])
+        own = self._unflatten([leaf if key is None else weights[key] for key, leaf in self._leaves])
         name_modules_of(own)
         with self._masks.in_flax() if self._masks else nullcontext():
             returned = self._apply(own, *inputs)

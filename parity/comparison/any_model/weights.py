@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,9 @@ def _constant_keys(params: Any, tensors: Tensors) -> set[str]:
     from flax import nnx
 
     if isinstance(params, (nnx.Module, nnx.State)):
-        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-        keys = [key for key, _ in flatten(params)[0]]
+        state = nnx.state(params) if isinstance(params, nnx.Module) else params
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+        keys = [key for key, _ in flatten(state)[0]]
         return {key for key, path in zip(keys, paths, strict=True) if key is not None and not _is_value(path)}
     if isinstance(params, Mapping) and "params" in params:
         constants = tuple(f"{name}/" for name in params if name not in ("params", "batch_stats"))
@@ -73,11 +75,19 @@ def _is_value(path: tuple[Any, ...]) -> bool:
     return not isinstance(path[-1], jax.tree_util.DictKey) and getattr(path[-1], "name", "") == "value"
 
 
-def flatten(params: Any) -> tuple[list[tuple[str | None, Any]], Any]:
-    """Return every leaf with its key, and the tree definition; leaves that are not floating-point have None as key."""
+def flatten(params: Any) -> tuple[list[tuple[str | None, Any]], Callable[[list[Any]], Any]]:
+    """Return every leaf with its key, and the function that makes the same pytree or NNX module of other leaves.
+
+    Leaves that are not floating-point have None as key.  An nnx.Variable with several paths in an NNX module is one leaf.
+    """
     import jax
     import jax.numpy as jnp
+    from flax import nnx
 
+    if isinstance(params, nnx.Module):  # as a pytree it would have a leaf for each path of a shared layer
+        graph, state = nnx.split(params)
+        leaves, unflatten = flatten(state)
+        return leaves, lambda leaves: nnx.merge(graph, unflatten(leaves))
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
     leaves = []
     for path, leaf in paths:
@@ -86,7 +96,7 @@ def flatten(params: Any) -> tuple[list[tuple[str | None, Any]], Any]:
             names.pop()
         is_float = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
         leaves.append(("/".join(names).removeprefix("params/") if is_float else None, leaf))
-    return leaves, tree
+    return leaves, partial(jax.tree.unflatten, tree)
 
 
 def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:

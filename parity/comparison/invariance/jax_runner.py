@@ -54,7 +54,7 @@ class JaxRunner:
         import jax
 
         self._apply = apply
-        self._leaves, self._tree = flatten(params)
+        self._leaves, self._unflatten = flatten(params)
         self._device = jax.numpy.zeros(()).devices().pop()
         self.device = str(self._device)
 
@@ -154,7 +154,7 @@ class JaxRunner:
 
         def function(weights: list[Any], inputs: list[Any]) -> dict[str, Any]:
             remaining = iter(weights)
-            own = self._tree.unflatten([leaf if key is None else next(remaining) for key, leaf in self._leaves])
+            own = self._unflatten([leaf if key is None else next(remaining) for key, leaf in self._leaves])
             return dict(named_arrays(self._apply(own, *inputs)))
 
         return function

@@ -84,6 +84,44 @@ def test_an_nnx_state_passes() -> None:
     assert_parity(lambda state, x: nnx.merge(graph, state)(x), state, TorchMlp(), ROWS, level="function")
 
 
+class Shared(nnx.Module):
+    """Two uses of a table of embeddings, of one module or of two."""
+
+    def __init__(self, is_shared: bool) -> None:
+        rngs = nnx.Rngs(0)
+        self.encoder = nnx.Dict(embed=nnx.Embed(9, 4, rngs=rngs))
+        self.decoder = nnx.Dict(embed=self.encoder["embed"] if is_shared else nnx.Embed(9, 4, rngs=rngs))
+        self.out = nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, ids: Any) -> Any:
+        return self.out(jnp.tanh(self.encoder["embed"](ids)) + self.decoder["embed"](ids))
+
+
+class TorchShared(nn.Module):
+    """The same model."""
+
+    def __init__(self, is_shared: bool) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleDict({"embed": nn.Embedding(9, 4)})
+        self.decoder = nn.ModuleDict({"embed": self.encoder["embed"] if is_shared else nn.Embedding(9, 4)})
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, ids: Any) -> Any:
+        return self.out(torch.tanh(self.encoder["embed"](ids)) + self.decoder["embed"](ids))
+
+
+@pytest.mark.parametrize("flax_shares", [True, False])
+@pytest.mark.parametrize("torch_shares", [True, False])
+def test_a_layer_that_an_nnx_module_shares_is_one_layer(flax_shares: bool, torch_shares: bool) -> None:
+    pair = Shared.__call__, perturbed_module(Shared(flax_shares)), TorchShared(torch_shares), np.arange(8).reshape(2, 4)
+    if flax_shares == torch_shares:
+        assert compare_models(*pair, level="function").passed
+    else:
+        lacking = "in torch as well" if flax_shares else "in flax as well"
+        with pytest.raises(InputError, match=f"tie the two {lacking}"):
+            compare_models(*pair, level="function")
+
+
 def test_the_twins_pass() -> None:
     config = small_config(vit_spec.get("vit_s16"))
     params, images = {"params": perturbed_params(config)}, random_images(config)
