@@ -58,8 +58,8 @@ def assert_parity(
             functions, one for Flax and one for PyTorch; the default is the mean squared error from standard normal targets,
             summed over the outputs, without entries that are infinite or at least 1e8, as those of masks.
         train: run PyTorch in training mode, and Flax as `flax_apply` says; the n-th dropout of both models has the same
-            mask, and its rate is compared.  Running statistics are compared if NNX modules update them, or if `flax_apply`
-            returns them, as linen does with `mutable=["batch_stats"]`.
+            mask, and its rate is compared.  Running statistics and other buffers that change are compared if NNX modules
+            update them, or if `flax_apply` returns them, as linen does with `mutable=["batch_stats"]`.
         level: "function" for G0 only, "precision" for G0 and G1.
         seed: seed of the targets of the default loss, and of the masks of dropout.
 

@@ -183,7 +183,7 @@ class BothModels:
                 )
             if with_nan:
                 raise InputError(f"{name}: both models return NaN, which cannot be compared; check weights and inputs")
-        # Only running statistics may be missing, if Flax does not return them.
+        # Only buffers may be missing, if Flax does not update them.
         names = [name for name in torch_tensors if name in tensors or not name.startswith(STATISTICS)]
         for name in names:
             if all(np.isnan(np.asarray(each[name], np.float64)).any() for each in (tensors, torch_tensors)):
@@ -238,7 +238,7 @@ class BothModels:
         return {**tensors, **{f"{GRADIENT_OF}{key}": array for key, array in own.items()}}
 
     def statistics(self) -> Tensors:
-        """Return the running statistics that Flax has updated, by the names that PyTorch's have."""
+        """Return the running statistics and other variables that Flax has updated, by the names that PyTorch's have."""
         keys = dict(self.correspondence.keys())
         return {f"{STATISTICS}{keys[key]}": array for key, array in self.flax.statistics.items() if key in keys}
 

@@ -1,6 +1,6 @@
 """Runs of a model in JAX on CPU, which take weights by key and return outputs and gradients by name."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
@@ -24,8 +24,6 @@ from parity.comparison.framework_settings import QUICK_COMPILE, exact_jax
 
 Tensors = dict[str, Array]
 
-_BATCH_STATS = ".batch_stats."  # in the name of a part of what linen returns with mutable=["batch_stats"]
-
 
 class FlaxRunner:
     """Runs the Flax model in a dtype, "float64" or "float32".
@@ -35,7 +33,7 @@ class FlaxRunner:
         parts: the parts that the model computes in a fixed lower precision, known after the run in float64, which computes
             them in float64.
         training: paths of the NNX modules that run in training mode, known after the run in float64.
-        statistics: running statistics that the last run has returned, by key.
+        statistics: running statistics and other variables that the last run has updated in training, by key.
         skipped: names and types of the parts of the return value that are no arrays.
         constants: keys of the weights that have no counterpart in the other model.
         longest_sum: the largest number of terms that an operation adds, known after `run_by_operation`.
@@ -65,6 +63,7 @@ class FlaxRunner:
         self._apply, self._masks, self._loss, self._seed = flax_apply, masks, loss, seed
         self.weights, self._inputs = weights, inputs
         self._leaves, self._unflatten = flatten(params)
+        self._collections = {"batch_stats": None, **dict.fromkeys(params if isinstance(params, Mapping) else ())}
         self._float_inputs = [n for n, x in enumerate(inputs) if np.issubdtype(x.dtype, np.floating)]
         self.skipped: dict[str, str] = {}
         self.constants: frozenset[str] = frozenset()
@@ -150,6 +149,12 @@ class FlaxRunner:
                 leaves = run_in_jax(traced.jaxpr, arguments, choices, self._replace, arithmetic)
             choices.rewind()
             yield self._by_name(jax.tree.unflatten(structure, leaves))
+
+    @property
+    def updated(self) -> list[str]:
+        """Keys of the weights that the last run has changed in training."""
+        own = {key: array for key, array in self.statistics.items() if key in self.weights}
+        return [key for key, array in own.items() if not np.array_equal(array, self.weights[key].astype(array.dtype))]
 
     def _step(self) -> Callable[..., Any]:
         import jax
@@ -240,13 +245,20 @@ class FlaxRunner:
             returned = self._apply(own, *inputs)
         outputs = dict(named_arrays(returned, skipped=self.skipped))
         if self._masks:
-            for name in [name for name in outputs if _BATCH_STATS in name]:
-                key = name.partition(_BATCH_STATS)[2].replace(".", "/")
-                outputs[f"{STATISTICS}batch_stats/{key}"] = outputs.pop(name)
+            outputs = {f"{STATISTICS}{key}" if (key := self._updated_key(name)) else name: x for name, x in outputs.items()}
             # NNX modules update theirs in place.
             outputs |= {f"{STATISTICS}{key}": leaf for key, leaf in flatten(own)[0] if key and leaf is not weights.get(key)}
         self._order = [name for name in outputs if not name.startswith(STATISTICS)]  # JAX sorts the keys of dicts
         return returned, outputs
+
+    def _updated_key(self, name: str) -> str:
+        """Return the key of the variable whose update an output is, which linen returns if it is mutable; else ""."""
+        for collection in self._collections:
+            _, found, path = name.partition(f".{collection}.")
+            key = f"{collection}/{path.replace('.', '/')}"
+            if found and (collection == "batch_stats" or key in self.weights):  # those of parameters are without "params/"
+                return key
+        return ""
 
     def _objective(self, weights: Any, floats: Any) -> Any:
         import jax.numpy as jnp

@@ -138,20 +138,26 @@ def _notes_on_tensors(models: BothModels) -> Iterator[str]:
 
 
 def _notes_on_training(models: BothModels) -> Iterator[str]:
-    """Yield what the comparison of a training step cannot show: random masks, and statistics that Flax does not return."""
+    """Yield what the comparison of a training step cannot show: random masks, and buffers that one model alone updates."""
     if models.masks is None:
         return
     from flax import nnx
 
     yield from models.masks.notes()
-    updated = {key for key in models.torch_weights if key.endswith(("running_mean", "running_var"))}
-    if missing := sorted(updated - {name.removeprefix(STATISTICS) for name in models.statistics()}):
-        what = f"{_listed(missing)} of torch, which are not compared"
+    keys = {b: a for a, b in models.correspondence.keys()}
+    missing = sorted(models.torch.updated - {name.removeprefix(STATISTICS) for name in models.statistics()})
+    if paired := [key for key in missing if key in keys]:
+        what = f"{_listed(paired)} of torch, which are not compared"
+        collections = [*dict.fromkeys(keys[key].partition("/")[0] for key in paired)]
         yield (
             f"flax does not update {what}: call model.train(), or give use_running_average=False"
             if isinstance(models.params, nnx.Module)
-            else f"flax does not return {what}: use mutable=['batch_stats']"
+            else f"flax does not return {what}: use mutable={collections}"
         )
+    if alone := [key for key in missing if key not in keys]:
+        yield f"flax has no counterpart of {_listed(alone)}, which torch updates in training: the updates are not compared"
+    if alone := [key for key in models.flax.updated if f"{STATISTICS}{keys.get(key)}" not in models.runs["torch float64"]]:
+        yield f"torch updates no counterpart of {_listed(alone)}, which flax updates: the updates are not compared"
 
 
 def _unequal_fixed_keys(models: BothModels) -> list[str]:

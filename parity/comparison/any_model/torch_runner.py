@@ -34,6 +34,7 @@ class TorchRunner:
         skipped: names and types of the parts of the return value that are no arrays.
         is_detached: whether the loss of the last run had no gradient, known after a run.
         is_random: whether the last run drew random numbers in evaluation, known after a run.
+        updated: keys of the buffers that the last run changed in training, such as running statistics.
         batch_norms: for the key of each running variance that the last run updated, the momentum and the number of
             entries of which it is the variance.
     """
@@ -61,6 +62,7 @@ class TorchRunner:
         self.parts: list[FixedPart] = []
         self.skipped: dict[str, str] = {}
         self.is_detached = self.is_random = False
+        self.updated: set[str] = set()
         self.batch_norms: dict[str, tuple[float, int]] = {}
         self._names: Mapping[str, str] = {}
         self._numbers: list[FixedPart] = []
@@ -110,6 +112,7 @@ class TorchRunner:
         with _exact_torch(), ExitStack() as stack:
             own, tensors = self._copy(dtype), self._tensors(dtype)
             _perturb([*own.parameters(), *own.buffers(), *tensors], roundoffs * UNIT_ROUNDOFF[dtype])
+            buffers = {key: buffer.clone() for key, buffer in own.named_buffers() if self._masks}
             self.batch_norms = _watched_batch_norms(own)
             tensors = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors]
             if dtype == "float64":
@@ -141,11 +144,9 @@ class TorchRunner:
             name: torch.zeros_like(tensor) if gradient is None else gradient
             for (name, tensor), gradient in zip(variables.items(), computed, strict=True)
         }
-        statistics = {
-            f"{STATISTICS}{key}": buffer
-            for key, buffer in own.named_buffers()
-            if self._masks and key.rpartition(".")[2] in ("running_mean", "running_var")
-        }
+        after = {key: buffer for key, buffer in own.named_buffers() if key in buffers and buffer.is_floating_point()}
+        self.updated = {key for key, buffer in after.items() if not torch.equal(buffer, buffers[key])}
+        statistics = {f"{STATISTICS}{key}": buffer for key, buffer in after.items()}
         tensors_by_name = {**outputs, "loss": value, **statistics, **gradients}
         return {name: _torch_host(tensor) for name, tensor in tensors_by_name.items()}
 

@@ -428,6 +428,76 @@ def test_running_statistics_that_an_nnx_module_does_not_update_are_a_note() -> N
     assert f"flax does not update {what}: call model.train(), or give use_running_average=False" in report.notes
 
 
+class Centred(nn.Module):
+    """A matrix product less its moving average, which is a buffer unless it has no name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.kernel, self.name = nn.Parameter(torch.tensor(KERNEL)), name
+        self.register_buffer(name, torch.ones(6))
+
+    def forward(self, x: Any) -> Any:
+        y, center = x @ self.kernel, getattr(self, self.name)
+        returned = y - center
+        if self.training:
+            center.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+        return returned
+
+
+class FlaxCentred(nnx.Module):
+    """The same model with a decay."""
+
+    def __init__(self, decay: float) -> None:
+        self.kernel, self.center, self.decay = nnx.Param(jnp.array(KERNEL)), nnx.BatchStat(jnp.ones(6)), decay
+
+    def __call__(self, x: Any) -> Any:
+        y, center = x @ self.kernel[...], self.center[...]
+        self.center[...] = self.decay * center + (1 - self.decay) * jax.lax.stop_gradient(y).mean(0)
+        return y - center
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.99, 0.0])
+def test_moving_averages_that_an_nnx_module_updates_are_compared(decay: float) -> None:
+    report = compare_models(FlaxCentred.__call__, FlaxCentred(decay), Centred("center"), ROWS, train=True)
+    wrong = {row.name for row in report.rows if not row.same_function}
+    assert wrong == ({"statistics center"} if decay != 0.9 else set()), str(report)
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.99])
+def test_moving_averages_that_linen_returns_are_compared(decay: float) -> None:
+    params = {"params": {"kernel": KERNEL}, "ema": {"center": np.ones(6, np.float32)}}
+
+    def apply(v: Any, x: Any) -> Any:
+        y, center = x @ v["params"]["kernel"], v["ema"]["center"]
+        return y - center, {"ema": {"center": decay * center + (1 - decay) * jax.lax.stop_gradient(y).mean(0)}}
+
+    options: Any = {"train": True, "outputs": "output.0 <-> output"}
+    report = compare_models(apply, params, Centred("center"), ROWS, **options)
+    assert report.passed == (decay == 0.9) and "statistics center" in {row.name for row in report.rows}, str(report)
+    report = compare_models(lambda v, x: apply(v, x)[0], params, Centred("center"), ROWS, train=True)
+    assert "flax does not return center of torch, which are not compared: use mutable=['ema']" in report.notes
+
+
+def test_buffers_that_one_model_alone_updates_are_a_note() -> None:
+    report = compare(lambda y: y - 1, Centred("other"), train=True)
+    assert report.passed
+    note = "flax has no counterpart of other, which torch updates in training: the updates are not compared"
+    assert note in report.notes
+    assert note not in compare(lambda y: y - 1, Centred("other")).notes
+
+    params = {"params": {"kernel": KERNEL}, "ema": {"count": np.ones(6, np.float32)}}
+    report = compare_models(
+        lambda v, x: (x @ v["params"]["kernel"], {"ema": {"count": 2 * v["ema"]["count"]}}),
+        params,
+        Product(),
+        ROWS,
+        train=True,
+        outputs="output.0 <-> output",
+    )
+    [note] = report.notes
+    assert note == "torch updates no counterpart of ema/count, which flax updates: the updates are not compared"
+
+
 # What a comparison cannot show ----------------------------------------------------------------------------------------
 
 
