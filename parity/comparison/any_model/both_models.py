@@ -57,6 +57,7 @@ class BothModels:
         constants: keys of `flax_weights` that may have no counterpart.
         without_counterpart: keys of PyTorch's tensors that have no counterpart, and why.
         fixed: keys of `torch_weights` that no optimizer trains, and that may have no counterpart.
+        trained_by_flax: keys of PyTorch's frozen parameters for which Flax has a gradient, after `run`.
         has_own_loss: whether the caller has given a loss for a model.
         source: whose weights both use: "flax", "torch" or "equal".
         correspondence: the mapping of the parameters, after `use`.
@@ -95,6 +96,8 @@ class BothModels:
         if self.torch_weights.keys() - self.fixed and not self.flax_weights:
             what = "and torch_module has parameters"
             raise InputError(f"params has no floating-point arrays, {what}: give the weights of the Flax model")
+        self._frozen = model_weights.frozen_keys(torch_module)
+        self.trained_by_flax: list[str] = []
         self.inputs = as_arrays(inputs)
         names = ("input_axes", "output_axes")
         self._axes = [parse_permutations(as_lines(name, lines)) for name, lines in zip(names, axes, strict=True)]
@@ -189,6 +192,9 @@ class BothModels:
             if all(np.isnan(np.asarray(each[name], np.float64)).any() for each in (tensors, torch_tensors)):
                 what = "is NaN in both models, which cannot be compared; give a loss that has a gradient at these inputs"
                 raise InputError(f"{name} {what}")
+        trained = model_weights.trained_keys(self.params, self.flax_weights.keys())
+        both = {b for a, b in self.correspondence.keys() if a in trained and b in self._frozen}
+        self.trained_by_flax = sorted(key for key in both if tensors[f"{GRADIENT_OF}{key}"].any())
         self._use_unbiased_variances(tensors, torch_tensors)
         self.runs[f"flax {dtype}"] = {name: tensors[name] for name in names}
         self.runs[f"torch {dtype}"] = {name: torch_tensors[name] for name in names}

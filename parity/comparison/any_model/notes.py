@@ -80,6 +80,11 @@ def notes(models: BothModels, misleading: Sequence[tuple[str, str]], of_classes:
     if fixed := _unequal_fixed_keys(models):
         which = f"{_listed(fixed)} of torch, which no optimizer trains"
         yield f"the values of {which}, differ between the two models: both ran with those of {models.source}"
+    if models.trained_by_flax:
+        yield f"torch freezes {_listed(models.trained_by_flax)}, and flax has a gradient there, which is not compared"
+    if models.torch.changed_inputs:
+        inputs = _listed([f"input {n}" for n in models.torch.changed_inputs])
+        yield f"torch changes {inputs} in place, and flax does not: code that uses it after the call gets other values"
     if models.torch.is_random:
         yield "torch draws random numbers in evaluation, as a dropout does that ignores eval(): the next run may differ"
     if models.unbiased:

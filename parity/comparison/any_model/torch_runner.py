@@ -34,6 +34,7 @@ class TorchRunner:
         skipped: names and types of the parts of the return value that are no arrays.
         is_detached: whether the loss of the last run had no gradient, known after a run.
         is_random: whether the last run drew random numbers in evaluation, known after a run.
+        changed_inputs: numbers of the inputs that the last run changed in place, known after a run.
         updated: keys of the buffers that the last run changed in training, such as running statistics.
         batch_norms: for the key of each running variance that the last run updated, the momentum and the number of
             entries of which it is the variance.
@@ -62,6 +63,7 @@ class TorchRunner:
         self.parts: list[FixedPart] = []
         self.skipped: dict[str, str] = {}
         self.is_detached = self.is_random = False
+        self.changed_inputs: list[int] = []
         self.updated: set[str] = set()
         self.batch_norms: dict[str, tuple[float, int]] = {}
         self._names: Mapping[str, str] = {}
@@ -122,7 +124,10 @@ class TorchRunner:
             with self._given_masks():
                 # Copies, because a model may change its inputs in place, which autograd forbids for leaves.
                 before = torch.get_rng_state()
-                returned = _call(own, self._permuted([tensor.clone() for tensor in tensors]), dtype)
+                given = self._permuted([tensor.clone() for tensor in tensors])
+                versions = [tensor._version for tensor in given]
+                returned = _call(own, given, dtype)
+                self.changed_inputs = [n for n, tensor in enumerate(given) if tensor._version != versions[n]]
                 self.is_random = self._masks is None and not torch.equal(before, torch.get_rng_state())
             outputs = self._named(returned, names)
             value = (
@@ -210,6 +215,9 @@ def _copy_module(module: Any, weights: Tensors, dtype: str, train: bool) -> Any:
 
     own = copy_in_dtype(module, dtype).train(train).requires_grad_()
     own.load_state_dict({key: cast_tensor(torch.tensor(array), dtype) for key, array in weights.items()}, strict=False)
+    for original, parameter in zip(module.parameters(), own.parameters(), strict=True):
+        for hook in (original._backward_hooks or {}).values():  # which deepcopy leaves out
+            parameter.register_hook(hook)
     return own
 
 

@@ -1,7 +1,7 @@
 """The weights of two models by key, as float64 arrays, and what is known of them."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,17 @@ def _constant_keys(params: Any, tensors: Tensors) -> set[str]:
         constants = tuple(f"{name}/" for name in params if name not in ("params", "batch_stats"))
         return {key for key in tensors if key.startswith(constants)} if constants else set()
     return set()
+
+
+def trained_keys(params: Any, keys: Collection[str]) -> set[str]:
+    """Return those keys of Flax's weights that are trained: of nnx.Param, of linen's collection "params", or else all."""
+    from flax import nnx
+
+    if isinstance(params, (nnx.Module, nnx.State)):
+        state = nnx.state(params) if isinstance(params, nnx.Module) else params
+        return {key for key, _ in flatten(nnx.filter_state(state, nnx.Param))[0] if key is not None}
+    collections = set(params) - {"params"} if isinstance(params, Mapping) and "params" in params else ()
+    return {key for key in keys if key.partition("/")[0] not in collections}
 
 
 def _is_value(path: tuple[Any, ...]) -> bool:

@@ -579,6 +579,56 @@ def test_a_buffer_whose_values_differ_is_a_note() -> None:
     assert report.passed and note.startswith("the values of scale of torch, which no optimizer trains, differ")
 
 
+def test_a_gradient_that_torch_alone_freezes_is_a_note() -> None:
+    layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    layers[0].requires_grad_(False)
+    params = {f"layers_{n}": {"kernel": RNG.random((a, b)), "bias": RNG.random(b)} for n, a, b in [(0, 4, 5), (2, 5, 3)]}
+
+    def apply(params: Any, x: Any, stop: Any) -> Any:
+        first, last = stop(params["layers_0"]), params["layers_2"]
+        return jnp.tanh(x @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
+
+    options: Any = {"level": "function", "weights": "torch"}
+    report = compare_models(lambda p, x: apply(p, x, same), params, layers, ROWS, **options)
+    note = "torch freezes 0.bias, 0.weight, and flax has a gradient there, which is not compared"
+    assert report.passed and note in report.notes
+    report = compare_models(lambda p, x: apply(p, x, jax.lax.stop_gradient), params, layers, ROWS, **options)
+    assert report.passed and note not in report.notes
+
+
+@pytest.mark.parametrize(("kind", "is_trained"), [(nnx.Param, True), (nnx.BatchStat, False)])
+@pytest.mark.parametrize("as_state", [True, False])
+def test_a_frozen_parameter_may_be_a_variable_that_flax_does_not_train(kind: Any, is_trained: bool, as_state: bool) -> None:
+    flax = FlaxCentred(0.9)
+    flax.center = kind(jnp.arange(6.0))
+    graph, state = nnx.split(flax)
+    other = Product(lambda y: y)
+    other.center = nn.Parameter(torch.arange(6.0), requires_grad=False)
+    other.after = lambda y: y - other.center
+    if as_state:
+        report = compare_models(lambda s, x: nnx.merge(graph, s)(x), state, other, ROWS, level="function")
+    else:
+        report = compare_models(FlaxCentred.__call__, flax, other, ROWS, level="function")
+    assert report.passed and any("center" in note for note in report.notes) == is_trained, str(report)
+
+
+def test_hooks_on_parameters_change_the_gradient() -> None:
+    other = Product()
+    other.kernel.register_hook(lambda gradient: 0.1 * gradient)
+    report = compare(same, other)
+    assert "gradient of kernel" in {row.name for row in report.rows if not row.same_function}
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_an_input_that_torch_changes_in_place_is_a_note(is_changed: bool) -> None:
+    def halve(y: Any, x: Any) -> Any:
+        x.mul_(0.5) if is_changed else x * 0.5
+        return y
+
+    note = "torch changes input 1 in place, and flax does not: code that uses it after the call gets other values"
+    assert compare(lambda y, x: y, halve, (ROWS, ROWS)).notes == ((note,) if is_changed else ())
+
+
 def test_random_numbers_in_evaluation_are_a_note() -> None:
     report = compare(lambda y: y, lambda y: y + 0 * nn.functional.dropout(y, 0.1))
     [note] = report.notes
