@@ -20,6 +20,7 @@ from vit_spec import InputError
 
 _ELEMENTWISE = ("dropout", "dropout_")
 _BY_CHANNEL = ("feature_dropout", "feature_dropout_", "dropout1d", "dropout2d", "dropout3d")
+_AXES_WITH_BATCH = {"dropout1d": 3, "dropout3d": 5}  # an input with fewer has no batch; `dropout2d` always has one
 _SAME_RATE = 1e-7  # one of two equal rates may have been rounded to float32
 _REMEDY = "set its rate to 0, or compare in evaluation, without train=True"
 
@@ -39,11 +40,14 @@ class MaskStream:
     def draw(self, framework: str, shape: tuple[int, ...], keep: float) -> NDArray[np.bool_]:
         """Return the next mask of a framework: true for the entries to keep.
 
-        PyTorch's masks are Flax's with the axes in the order of PyTorch, so Flax runs first.
+        PyTorch's masks are Flax's with the axes in the order of PyTorch, so Flax runs first.  Where all entries or none are
+        kept, nothing is random: such a call takes no mask of the stream, as Flax's dropout does not call anything then.
 
         Raises:
             InputError: the shapes of this call do not correspond.
         """
+        if keep in (0.0, 1.0):
+            return np.full(shape, bool(keep))
         calls = self.calls[framework]
         n = len(calls)
         calls.append((shape, keep))
@@ -123,7 +127,13 @@ class MaskStream:
                     "a dropout of flax is in a scan or another loop of JAX, where only one mask for all steps can be given:"
                     f" with train=True loop in Python, {_REMEDY}"
                 )
-            self._keys.append(key)
+            if np.ndim(p):
+                raise InputError(
+                    f"flax calls jax.random.bernoulli with {np.size(p)} rates, and one mask has one rate: call it once for "
+                    "each rate"
+                )
+            if 0 < float(p) < 1:
+                self._keys.append(key)
             return jax.numpy.asarray(self.draw("flax", tuple(np.shape(p) if shape is None else shape), float(p)))
 
         jax.random.bernoulli = bernoulli
@@ -148,12 +158,15 @@ class MaskStream:
         def mask(like: Any, shape: Any, keep: float) -> Any:
             return torch.from_numpy(draw("torch", tuple(shape), keep)).to(like.dtype)
 
-        def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-            return x * mask(x, x.shape, 1 - p) / (1 - p) if training and p else x
+        def drop(x: Any, shape: Any, p: float, training: bool) -> Any:
+            return x * mask(x, shape, 1 - p) / ((1 - p) or 1) if training and p else x
 
-        def feature_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-            shape = (*x.shape[:2], *(1 for _ in x.shape[2:]))
-            return x * mask(x, shape, 1 - p) / (1 - p) if training and p else x
+        def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            return drop(x, x.shape, p, training)
+
+        def feature_dropout(name: str, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            kept = 1 if x.ndim < _AXES_WITH_BATCH.get(name, 0) else 2
+            return drop(x, (*x.shape[:kept], *(1 for _ in x.shape[kept:])), p, training)
 
         def attention(
             q: Any,
@@ -181,7 +194,7 @@ class MaskStream:
                 if name in _ELEMENTWISE:
                     return dropout(*args, **_with_own_names(kwargs))
                 if name in _BY_CHANNEL:
-                    return feature_dropout(*args, **_with_own_names(kwargs))
+                    return feature_dropout(name, *args, **_with_own_names(kwargs))
                 if name == "scaled_dot_product_attention" and (kwargs.get("dropout_p") or (len(args) > 4 and args[4])):
                     return attention(*args, **kwargs)
                 if name == "bernoulli_":

@@ -276,6 +276,41 @@ def test_a_dropout_of_whole_rows_in_one_model_fails_and_is_named(axes: Any, whol
         assert "entries of dropout 0" in {row.name for row in report.rows if not row.same_function}
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "axes"),
+    [("dropout1d", (5, 4), (1,)), ("dropout1d", (2, 5, 4), (2,)), ("dropout3d", (5, 2, 3, 4), (1, 2, 3))],
+)
+def test_a_dropout_of_channels_drops_those_of_inputs_without_a_batch(name: str, shape: Any, axes: Any) -> None:
+    def flax(y: Any) -> Any:
+        return linen.Dropout(0.5, axes, deterministic=False).apply({}, y, rngs={"dropout": jax.random.key(0)})
+
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    report = compare(flax, getattr(nn.functional, name), x, train=True)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_a_dropout_that_keeps_all_or_nothing_needs_no_mask(rate: float) -> None:
+    def flax(y: Any) -> Any:
+        z = linen.Dropout(0.5, deterministic=False).apply({}, y, rngs={"dropout": jax.random.key(1)})
+        return z + linen.Dropout(rate, deterministic=False).apply({}, y, rngs={"dropout": jax.random.key(0)})
+
+    def other(y: Any) -> Any:
+        return nn.functional.dropout(y) + nn.functional.dropout(y, rate)
+
+    assert compare(flax, other, train=True).passed
+
+    def flax_path(y: Any) -> Any:
+        return y * jax.random.bernoulli(jax.random.key(0), rate, (3, 1))
+
+    assert compare(flax_path, lambda y: y * rate, train=True).passed
+
+
+def test_a_mask_with_several_rates_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^flax calls jax\.random\.bernoulli with 6 rates"):
+        compare(lambda y: y * jax.random.bernoulli(jax.random.key(0), np.full(6, 0.5), y.shape), same, train=True)
+
+
 def _drop_path_by_rand(y: Any) -> Any:
     return y * torch.floor(0.7 + torch.rand(len(y), 1)) / 0.7
 
