@@ -124,8 +124,8 @@ def compare_models(
             raise InputError(f"{name} is {value!r}: give one of {', '.join(known)}")
     if not isinstance(train, bool):
         raise InputError(f"train is {train!r}: give True or False")
-    if not isinstance(seed, Integral):
-        raise InputError(f"seed is {seed!r}: give an integer")
+    if not isinstance(seed, Integral) or seed < 0:
+        raise InputError(f"seed is {seed!r}: give an integer that is not negative")
     if not callable(flax_apply):
         raise InputError(f"flax_apply is a {type(flax_apply).__name__}: give a function, such as model.apply")
     models = BothModels(

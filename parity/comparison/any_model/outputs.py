@@ -66,8 +66,10 @@ def pair_outputs(flax: Sequence[str], torch: Sequence[str], selected: Sequence[s
     if common and not is_unnamed and not (alone and len(torch) > len(common)):
         return {name: name for name in common}
     what = f"flax returns {', '.join(flax) or 'no array'} and torch {', '.join(torch) or 'no array'}"
+    if not (flax and torch):
+        raise InputError(f"{what}: return arrays, or a tuple, list, dict or dataclass of arrays")
     unpaired = alone if common and not is_unnamed else flax, [name for name in torch if name not in common] or torch
-    first, other = ([*names, "output"][0].removeprefix("output.") for names in unpaired)
+    first, other = (names[0].removeprefix("output.") for names in unpaired)
     raise InputError(f"{what}: return the same from both, or select with outputs, as in '{first} <-> {other}'")
 
 

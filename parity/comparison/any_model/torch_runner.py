@@ -222,9 +222,24 @@ def _copy_module(module: Any, weights: Tensors, dtype: str, train: bool) -> Any:
 
 
 def copy_in_dtype(module: Any, dtype: str, device: str = "cpu") -> Any:
-    """Return a copy of a module on a device, with parameters and buffers as `cast_tensor` casts them."""
+    """Return a copy of a module on a device, with parameters and buffers as `cast_tensor` casts them.
+
+    Raises:
+        InputError: the module has an attribute that cannot be copied.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    kept = [each for inner in module.modules() for each in tree_leaves(vars(inner)) if isinstance(each, torch.Tensor)]
+    # deepcopy refuses results of operations, such as an activation that a forward pass has stored.
+    memo = {id(tensor): tensor.detach().clone() for tensor in kept if not tensor.is_leaf}
+    try:
+        own = copy.deepcopy(module, memo)
+    except (RuntimeError, TypeError) as error:
+        what = str(error).partition("\n")[0].rstrip(".")
+        raise InputError(f"torch_module cannot be copied ({what}): remove the attribute that cannot be") from error
     # Module.to would make complex tensors real.
-    return copy.deepcopy(module)._apply(lambda tensor: cast_tensor(tensor.to(device), dtype))
+    return own._apply(lambda tensor: cast_tensor(tensor.to(device), dtype))
 
 
 def cast_tensor(tensor: Any, dtype: str) -> Any:

@@ -117,7 +117,8 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
     parameters are optional, running statistics are not.
 
     Raises:
-        InputError: `module` is not a torch.nn.Module, is compiled by TorchScript, or has a complex parameter.
+        InputError: `module` is not a torch.nn.Module, is compiled by TorchScript, has a complex parameter, or has a tensor
+            without values.
     """
     import torch
 
@@ -127,6 +128,7 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
         if isinstance(inner, torch.jit.ScriptModule):
             what = "is a module of TorchScript, whose operations cannot be traced"
             raise InputError(f"{path and f'{path} of '}torch_module {what}: give the module that torch.jit was given")
+    check_has_values(module)
     tensors: Tensors = {}
     skipped: dict[str, str] = {}
     tied = tied_keys(module)
@@ -145,6 +147,21 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
     frozen = frozen_keys(module)
     buffers = {key for key, _ in module.named_buffers() if key.rpartition(".")[2] not in statistics}
     return tensors, skipped, buffers | frozen
+
+
+def check_has_values(module: Any) -> None:
+    """Refuse a module with a tensor that has no values yet.
+
+    Raises:
+        InputError: a parameter or buffer has no shape, as in a lazy module before its first call, or is on the device meta.
+    """
+    from torch.nn.parameter import is_lazy
+
+    for key, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise InputError(f"{key} of torch has no shape before the first call: call the module once with inputs")
+        if tensor.is_meta:
+            raise InputError(f"{key} of torch is on the device meta, and has no values: make the module on cpu")
 
 
 def tied_keys(module: Any) -> dict[str, str]:

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from parity.checkpoints.layout import Array
+from parity.comparison.any_model.inputs import as_arrays
+from parity.comparison.any_model.weights import check_has_values
 from parity.comparison.invariance.conditions import ALONE, IN_ORDER, batches, compare
 from parity.comparison.invariance.jax_runner import JaxRunner
 from parity.comparison.invariance.report import TWICE, Change, InvarianceReport
@@ -90,10 +92,13 @@ def invariance(
 
 def _make_runner(model: Any, params: Any) -> Runner:
     """Return the runner of a model of either framework."""
+    if isinstance(model, type):
+        raise InputError(f"the model is the class {model.__name__}: give an instance of it")
     torch = sys.modules.get("torch")  # a module of PyTorch exists only if it was imported
     if torch is not None and isinstance(model, torch.nn.Module):
         if params is not None:
             raise InputError("params are given with a torch.nn.Module, which has its own: leave params out")
+        check_has_values(model)
         return TorchRunner(model)
     require_packages("a model that is no torch.nn.Module runs in JAX", "jax", "flax")
     from flax import linen, nnx
@@ -112,12 +117,12 @@ def _make_runner(model: Any, params: Any) -> Runner:
 
 def _check_inputs(inputs: Any) -> list[Array]:
     """Return the inputs as arrays; numbers are rounded to float32 or complex64, so that all runs have the same inputs."""
-    given = [np.asarray(x) for x in (inputs if isinstance(inputs, (tuple, list)) else (inputs,))]
+    given = as_arrays(inputs)
     sizes = {x.shape[:1] for x in given}
     if len(sizes) != 1 or not (size := next(iter(sizes))) or size[0] < 2:
         shapes = ", ".join(str(x.shape) for x in given) or "none"
         raise InputError(f"the inputs have shapes {shapes}: axis 0 must be the same batch of at least 2 images in all")
-    return [x if x.dtype.kind in "iub" else x.astype(np.complex64 if x.dtype.kind == "c" else np.float32) for x in given]
+    return given
 
 
 def _compare_batches(

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -478,6 +479,7 @@ def test_a_torch_model_that_is_not_a_module_is_refused() -> None:
         ({"input_axes": ["b x <-> b x"] * 2}, "input_axes has 2 lines for 1 inputs: give one for each"),
         ({"train": "yes"}, "train is 'yes': give True or False"),
         ({"seed": "a"}, "seed is 'a': give an integer"),
+        ({"seed": -5}, "seed is -5: give an integer that is not negative"),
         ({"input_axes": 3}, "input_axes is 3: give a string, or a list of strings"),
         ({"outputs": [1]}, r"outputs is \[1\]: give a string, or a list of strings"),
         ({"loss": 3}, "loss is 3: give a function, or a pair of functions"),
@@ -520,6 +522,35 @@ def test_a_parametrized_weight_is_refused_with_what_to_do(name: str, parametrize
         r"compare a copy after torch\.nn\.utils\.parametrize\.remove_parametrizations\(module\.0, 'weight'\)"
     )
     check_refused(message, other=other)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lambda: nn.LazyLinear(2), "^weight of torch has no shape before the first call: call the module once with inputs"),
+        (lambda: nn.Linear(4, 2, device="meta"), "^weight of torch is on the device meta, and has no values"),
+    ],
+)
+def test_a_module_without_values_is_refused(layer: Any, message: str) -> None:
+    check_refused(message, other=layer())
+
+
+def test_a_module_that_keeps_its_last_activation_is_compared() -> None:
+    class Keeping(TorchLinear):
+        def forward(self, x: Any) -> Any:
+            self.kept = [super().forward(x)]
+            return self.kept[0]
+
+    other = Keeping()
+    other(torch.tensor(ROWS))
+    assert compare_models(Linear().apply, random_variables(Linear(), ROWS), other, ROWS, level="function").passed
+    other.lock = threading.Lock()
+    check_refused(r"^torch_module cannot be copied \(cannot pickle .*\): remove the attribute", other=other)
+
+
+def test_a_model_that_returns_no_array_is_refused() -> None:
+    message = "^flax returns output and torch no array: return arrays, or a tuple, list, dict or dataclass of arrays$"
+    check_refused(message, other=WrappedLinear(after=lambda y: {y}))
 
 
 def test_outputs_without_floating_point_entries_are_refused() -> None:

@@ -449,12 +449,21 @@ def test_the_facts_have_the_verdict_and_every_change() -> None:
         (lambda params, x: x, ROWS, None, {}, "params are missing: give the parameters of the Flax function"),
         (lambda params, x: None, ROWS, KERNEL, {}, "the model returns no array"),
         (3, ROWS, None, {}, "the model is a int: give a torch.nn.Module, a Flax module or a function"),
+        (nn.Linear, ROWS, None, {}, "the model is the class Linear: give an instance of it"),
+        (nn.LazyLinear(3), ROWS, None, {}, "weight of torch has no shape before the first call"),
+        (nn.Linear(4, 3, device="meta"), ROWS, None, {}, "weight of torch is on the device meta"),
+        (nn.Linear(4, 3), "rows", None, {}, "input 0 is a str, which is no array of numbers"),
     ],
 )
 def test_bad_input_is_refused(model: Any, inputs: Any, params: Any, options: Any, what: str) -> None:
     with pytest.raises(InputError) as caught:
         parity.invariance(model, inputs, params, **options)
     assert what in str(caught.value)
+
+
+def test_tensors_of_any_kind_are_inputs() -> None:
+    for rows in (torch.tensor(ROWS, requires_grad=True), torch.tensor(ROWS).bfloat16()):
+        assert parity.invariance(nn.Linear(4, 3), rows).passed
 
 
 def test_missing_packages_of_a_flax_model_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
