@@ -24,14 +24,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
 from parity.checkpoints.containers import safetensors
 from train.checkpoints.shard_files import JSON_FILE, VERSION, check_files, json_checksum, read_json
 from train.loop.checkpoint_folder import CheckpointFolder, JSONCheck, remove_checkpoint
 from train.loop.process import lost_process_error
 from train.torch.runtime import is_of_lost_process
-from train.torch.sharding import local
+from train.torch.sharding import local, on_host
 from vit_spec import InputError
 
 PARTIAL = ".partial"  # ends the name of the folder of a checkpoint that is being written or removed
@@ -223,7 +222,8 @@ class CheckpointStore:
         if reasons := [each for each in self._gather(reason) if each]:
             return None, reasons[0]
         try:
-            tensors = {name: _like(tensor, torch.empty_like(local(tensor))) for name, tensor in target.tensors.items()}
+            empty = {name: torch.empty_like(local(tensor), device="cpu") for name, tensor in target.tensors.items()}
+            tensors = {name: on_host(empty[name], tensor) for name, tensor in target.tensors.items()}
             load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), process_group=self._group)
         except (Exception, CheckpointException) as error:
             return None, self._folder.damage_of(step, _cause(error))
@@ -243,15 +243,8 @@ def _kind(tensor: Tensor) -> list[Any]:
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
 
 
-def _like(tensor: Tensor, entries: Tensor) -> Tensor:
-    """Return entries on this process, of a tensor that is sharded as another one is, as that tensor."""
-    if not isinstance(tensor, DTensor):
-        return entries
-    return DTensor.from_local(entries, tensor.device_mesh, tensor.placements, run_check=False)
-
-
 def _copy_to_cpu(tensor: Tensor) -> Tensor:
-    return _like(tensor, local(tensor).to("cpu", copy=True))
+    return on_host(local(tensor).to("cpu", copy=True), tensor)
 
 
 def _checksums(path: Path, tensors: Tensors) -> dict[str, Any]:

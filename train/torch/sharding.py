@@ -312,3 +312,13 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.detach()
     with torch.no_grad():
         return tensor.to_local()
+
+
+def on_host(entries: Tensor, like: Tensor) -> Tensor:
+    """Return entries on the CPU, of a tensor that is sharded as `like`, as that tensor: a DTensor if `like` is one."""
+    if not isinstance(like, DTensor):
+        return entries
+    mesh = like.device_mesh  # to whose devices `from_local` would move the entries
+    names = mesh.mesh_dim_names
+    host_mesh = DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh.mesh, mesh_dim_names=names)
+    return DTensor.from_local(entries, host_mesh, like.placements, run_check=False)

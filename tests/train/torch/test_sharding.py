@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("grain")
 
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
 from tests import ROOT
 from tests.shared_results import compute_once
 from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS, RESUMED, SCALE_FREE
 from train.torch.cluster import _first_host, join_cluster
+from train.torch.sharding import local, on_host
 from train.torch.tensor_support import check_tensor_support
 from vit_spec import InputError
 
@@ -126,6 +133,23 @@ def test_a_run_resumes_on_another_mesh(name: str, mesh: str, found: dict[str, An
 def test_matrices_are_sharded_along_fsdp_and_nothing_else_is(found: dict[str, Any]) -> None:
     whole = found["one"]["entries"]
     assert 0.9 < 2 * (whole - found["data=2,fsdp=2"]["entries"]) / whole < 1
+
+
+@pytest.fixture
+def fake_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is the first of two, whose collectives do nothing."""
+    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_checkpoints_have_of_a_tensor_on_gpus_is_on_the_cpu(fake_group: None) -> None:
+    mesh, entries = init_device_mesh("cuda", (1, 2), mesh_dim_names=("data", "fsdp")), torch.ones(2, 3)
+    on_gpus = DTensor.from_local(entries.to("meta"), mesh, (Replicate(), Shard(0)), run_check=False)
+    tensor = on_host(entries, on_gpus)
+    assert isinstance(tensor, DTensor) and (tensor.shape, tensor.placements) == ((4, 3), on_gpus.placements)
+    assert local(tensor).data_ptr() == entries.data_ptr()
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
