@@ -12,7 +12,7 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from train.checkpoints.shard_files import JSON_FILE, VERSION, check_files, json_
 from train.loop.checkpoint_folder import CheckpointFolder, JSONCheck, remove_checkpoint
 from train.loop.process import lost_process_error
 from train.torch.runtime import is_of_lost_process
-from train.torch.sharding import local, on_host
+from train.torch.sharding import local
 from vit_spec import InputError
 
 PARTIAL = ".partial"  # ends the name of the folder of a checkpoint that is being written or removed
@@ -41,7 +41,7 @@ Tensors = Mapping[str, Tensor]
 class Snapshot(NamedTuple):
     """The part of a checkpoint that is the engine's.
 
-    tensors: by name.
+    tensors: by name, on the CPU.
     numbers: whole numbers and flags by name.
     """
 
@@ -76,11 +76,14 @@ class CheckpointStore:
                 raise self._folder.write_error(error) from error
         self._gather(None)  # no process lists the checkpoints before
 
-    def save(self, step: int, snapshot: Snapshot, loop_state: dict[str, Any], *, rank: float | None) -> None:
+    def save(
+        self, step: int, take_snapshot: Callable[[], Snapshot], loop_state: dict[str, Any], *, rank: float | None
+    ) -> None:
         """Start to write a checkpoint.  The previous one is complete when this one begins.
 
         An old checkpoint of the same step stays until the new one is complete.
 
+        take_snapshot: called when the previous checkpoint is complete; nothing may change later what it returns.
         loop_state: a JSON object.
         rank: the number that is largest for the best checkpoint; None if its weights were not evaluated.
 
@@ -88,8 +91,7 @@ class CheckpointStore:
             InputError: the previous checkpoint cannot be written, for example because the disk is full.
         """
         self._wait()
-        copied = {name: _copy_to_cpu(tensor) for name, tensor in snapshot.tensors.items()}
-        self._pending = self._executor.submit(self._write, step, Snapshot(copied, snapshot.numbers), loop_state, rank)
+        self._pending = self._executor.submit(self._write, step, take_snapshot(), loop_state, rank)
 
     def close(self) -> None:
         """Wait until all checkpoints are written.
@@ -172,7 +174,8 @@ class CheckpointStore:
 
         Damaged checkpoints are moved to the folder `checkpoints-damaged` once an older one has been read.
 
-        target: a snapshot of the engine; the checkpoint has tensors of the same names, dtypes and shapes.
+        target: a snapshot of the engine, into whose tensors the checkpoint is read; the checkpoint has tensors of the same
+            names, dtypes and shapes.
         check: called with the step and the loop state of a checkpoint before its tensors are read.
 
         Raises:
@@ -222,12 +225,10 @@ class CheckpointStore:
         if reasons := [each for each in self._gather(reason) if each]:
             return None, reasons[0]
         try:
-            empty = {name: torch.empty_like(local(tensor), device="cpu") for name, tensor in target.tensors.items()}
-            tensors = {name: on_host(empty[name], tensor) for name, tensor in target.tensors.items()}
-            load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), process_group=self._group)
+            load(dict(target.tensors), storage_reader=HuggingFaceStorageReader(str(path)), process_group=self._group)
         except (Exception, CheckpointException) as error:
             return None, self._folder.damage_of(step, _cause(error))
-        return (Snapshot(tensors, content["numbers"]), content["loop"]), ""
+        return (Snapshot(target.tensors, content["numbers"]), content["loop"]), ""
 
 
 def _cause(error: BaseException) -> Exception:
@@ -241,10 +242,6 @@ def _cause(error: BaseException) -> Exception:
 def _kind(tensor: Tensor) -> list[Any]:
     """Return dtype and shape of a tensor in all processes, as JSON has them."""
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-
-
-def _copy_to_cpu(tensor: Tensor) -> Tensor:
-    return on_host(local(tensor).to("cpu", copy=True), tensor)
 
 
 def _checksums(path: Path, tensors: Tensors) -> dict[str, Any]:

@@ -296,7 +296,7 @@ class TorchEngine:
     def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         """Start to write a checkpoint: the training state and the state of the loop."""
         rank = checkpoint_rank(self._task, loop_state)
-        self._checkpoint_store.save(step, self._snapshot(), loop_state.to_json(), rank=rank)
+        self._checkpoint_store.save(step, self._snapshot, loop_state.to_json(), rank=rank)
 
     def adopt(self, state: TrainingState, loop_state: LoopState, folder: Path) -> None:
         """Take over the training state of a checkpoint of `train.jax`, and write it to a checkpoint in another folder."""
@@ -313,7 +313,7 @@ class TorchEngine:
         self._set_numbers(state.step, state.updates, state.sound)
         store = CheckpointStore(folder, keep=2)  # the best and the newest
         rank = checkpoint_rank(self._task, loop_state)
-        store.save(state.step, self._snapshot(), loop_state.to_json(), rank=rank)
+        store.save(state.step, self._snapshot, loop_state.to_json(), rank=rank)
         store.close()
 
     def restore_checkpoint(
@@ -324,7 +324,7 @@ class TorchEngine:
         check: see `train.loop.engine.Engine`.
         """
         check_json = check_of_json(self._task, check)
-        store, target = self._checkpoint_store, self._snapshot()
+        store, target = self._checkpoint_store, self._snapshot(is_empty=True)
         restored = store.restore_newest(target, check_json) if step is None else store.restore(step, target, check_json)
         if restored is None:
             return None
@@ -355,9 +355,17 @@ class TorchEngine:
             found |= {f"ema.{name}": (places[name], entries) for name, entries in self.state.ema.items()}
         return found
 
-    def _snapshot(self) -> Snapshot:
-        """Return the training state, without division along `tensor`."""
-        tensors = {name: place.gather(entries) for name, (place, entries) in self._tensors().items()}
+    def _snapshot(self, *, is_empty: bool = False) -> Snapshot:
+        """Return a copy of the training state on the host, without division along `tensor`.
+
+        A device gathers one tensor at a time.
+
+        is_empty: leave the tensors uninitialized.
+        """
+        tensors = {
+            name: place.empty_on_host(entries) if is_empty else place.copy_to_host(entries)
+            for name, (place, entries) in self._tensors().items()
+        }
         return Snapshot(tensors, {"updates": int(self._optimizer.updates), "sound": int(self.state.sound)})
 
     def profile(self, folder: Path | None) -> None:

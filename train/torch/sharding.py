@@ -267,19 +267,32 @@ class Placement:
         return ("fsdp",) * isinstance(self.parameter, DTensor) + ("tensor",) * (self.dim is not None)
 
     def gather(self, entries: Tensor) -> Tensor:
-        """Return the entries of all processes along `tensor`, as a DTensor if `fsdp` shards them.
+        """Return the entries of all processes along `tensor`.
 
         entries: those on this process; any tensor without the shape of the parameter's is the same in all processes.
         """
-        if entries.shape != self.entries.shape:
+        if not self._is_of(entries) or self.dim is None or self.shard is None or self.group is None:
             return entries
-        if self.dim is not None and self.shard is not None and self.group is not None:
-            parts = [torch.empty_like(entries) for _ in range(self.group.size())]
-            dist.all_gather(parts, entries.contiguous(), group=self.group)
-            entries = tensor_parallel.whole_of(parts, self.shard, self.dim)
-        if not isinstance(self.parameter, DTensor):
-            return entries
-        return DTensor.from_local(entries, self.parameter.device_mesh, self.parameter.placements, run_check=False)
+        parts = [torch.empty_like(entries) for _ in range(self.group.size())]
+        dist.all_gather(parts, entries.contiguous(), group=self.group)
+        return tensor_parallel.whole_of(parts, self.shard, self.dim)
+
+    def _is_of(self, entries: Tensor) -> bool:
+        """Whether entries on this process are those of a tensor that is sharded as the parameter is."""
+        return entries.shape == self.entries.shape
+
+    def copy_to_host(self, entries: Tensor) -> Tensor:
+        """Return a copy of what `gather` returns, on the CPU, as a DTensor if `fsdp` shards it."""
+        copied = self.gather(entries).to("cpu", copy=True)
+        return on_host(copied, self.parameter) if self._is_of(entries) else copied
+
+    def empty_on_host(self, entries: Tensor) -> Tensor:
+        """Return uninitialized memory for what `copy_to_host` returns; no process waits for another one."""
+        sizes = list(entries.shape)
+        if self._is_of(entries) and self.dim is not None and self.group is not None:
+            sizes[self.dim] *= self.group.size()
+        empty = torch.empty(sizes, dtype=entries.dtype, device="cpu")
+        return on_host(empty, self.parameter) if self._is_of(entries) else empty
 
     def part(self, entries: Tensor) -> Tensor:
         """Return the entries of this process along `tensor`, from those of all processes along it."""
@@ -298,7 +311,10 @@ class Placement:
     def full(self, entries: Tensor) -> Tensor:
         """Return all entries of a tensor, from those on this process."""
         whole = self.gather(entries)
-        return whole.full_tensor() if isinstance(whole, DTensor) else whole
+        if not isinstance(self.parameter, DTensor) or not self._is_of(entries):
+            return whole
+        mesh, placements = self.parameter.device_mesh, self.parameter.placements
+        return DTensor.from_local(whole, mesh, placements, run_check=False).full_tensor()
 
 
 def _sharded_dim(shards: Iterable[MeshShard], axis: str) -> int | None:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def saved(folder: Path, *steps: int) -> CheckpointStore:
     """Return a store with checkpoints of these steps, in which the step is the seed."""
     store = CheckpointStore(folder, keep=9)
     for step in steps:
-        store.save(step, snapshot(step), LOOP, rank=None)
+        store.save(step, partial(snapshot, step), LOOP, rank=None)
     store._wait()
     return store
 
@@ -59,13 +60,18 @@ def test_a_checkpoint_is_restored_bit_for_bit_and_has_no_pickle(tmp_path: Path) 
     assert saved(tmp_path / "c", 12).restore(5, snapshot()) is None
 
 
-def test_what_changes_after_the_call_is_not_in_the_checkpoint(tmp_path: Path) -> None:
-    store, state = CheckpointStore(tmp_path / "c", keep=9), snapshot(7)
-    store.save(7, state, LOOP, rank=None)
-    for tensor in state.tensors.values():
-        tensor.zero_()
-    store._wait()
-    assert restored_step(store) == 7
+def test_a_snapshot_is_taken_when_the_previous_checkpoint_is_complete(tmp_path: Path) -> None:
+    """So the host has one copy of the training state at a time."""
+    store, found = saved(tmp_path / "c"), []
+
+    def take() -> Snapshot:
+        found.append(store._folder.steps())
+        return snapshot(12)
+
+    for step in (3, 12):
+        store.save(step, take, LOOP, rank=None)
+    store.close()
+    assert found == [[], [3]]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,7 @@ def test_what_changes_after_the_call_is_not_in_the_checkpoint(tmp_path: Path) ->
 def test_the_newest_checkpoints_and_the_earliest_best_stay(ranks: Any, best: int, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "c", keep=1)
     for step, rank in enumerate(ranks, 1):
-        store.save(step, snapshot(step), LOOP, rank=rank)
+        store.save(step, partial(snapshot, step), LOOP, rank=rank)
     store.close()
     assert {path.name for path in (tmp_path / "c").iterdir()} == {str(best), "4"}
 
@@ -90,7 +96,7 @@ def test_checkpoints_that_are_links_are_removed_as_links(tmp_path: Path) -> None
             shutil.rmtree(tmp_path / "c" / name)
         (tmp_path / link).symlink_to(tmp_path / "disk" / name)
     store = CheckpointStore(tmp_path / "c", keep=1)
-    store.save(4, snapshot(4), LOOP, rank=None)
+    store.save(4, partial(snapshot, 4), LOOP, rank=None)
     store.close()
     assert {path.name for path in tmp_path.iterdir()} == {"c", "disk"}
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"4"}
@@ -266,7 +272,7 @@ def test_a_checkpoint_is_replaced_without_a_moment_at_which_there_is_none(
             patch.setattr(Path, "rename", lambda path, target: rename(path, target) if next(left) else kill())
         else:
             patch.setattr(checkpoints if hasattr(checkpoints, moment) else CheckpointFolder, moment, kill)
-        store.save(12, snapshot(13), LOOP, rank=None)
+        store.save(12, partial(snapshot, 13), LOOP, rank=None)
         with pytest.raises(Killed):
             store._wait()
     restored = CheckpointStore(tmp_path / "c", keep=9).restore_newest(snapshot())
@@ -289,7 +295,7 @@ def test_a_failed_write_is_reported_by_the_next_call_and_keeps_the_old_checkpoin
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints.os, "fsync", fail)
-        store.save(12, snapshot(12), LOOP, rank=None)
+        store.save(12, partial(snapshot, 12), LOOP, rank=None)
         with pytest.raises(
             InputError, match=r"cannot write a checkpoint to .* \(No space left on device\): make room there"
         ):

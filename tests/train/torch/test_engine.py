@@ -19,13 +19,14 @@ import parity
 import vit_spec
 from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from tests.random_configs import configs
-from tests.torch_meshes import SCALE_FREE
+from tests.torch_meshes import SCALE_FREE, make_engine
 from tests.twins import perturbed_params
 from train.data.augment import Mix
 from train.data.batches import Batch
 from train.jax.engine import JaxEngine
 from train.jax.losses import soft_targets as jax_soft_targets
 from train.loop.init_from import draw_initial_weights
+from train.loop.loop_state import LoopState
 from train.loop.teacher_weights import load_teacher
 from train.recipes import OPTIMIZERS, Augment, Optimizer, Recipe
 from train.recipes.schedule import learning_rate
@@ -74,6 +75,17 @@ def make(
     teacher = load_teacher(recipe, task, tuple("abcde"), config.in_channels)
     others: dict[str, Any] = {"class_weights": weights, "teacher": teacher, "folder": Path("unused")}
     return engine(config, recipe, task=task, learning_rate=rate, initial_weights=start, **others)
+
+
+def test_what_changes_after_the_call_is_not_in_the_checkpoint(tmp_path: Path) -> None:
+    engine = make_engine("", tmp_path)
+    saved = {name: entries.clone() for name, (_, entries) in engine._tensors().items()}
+    engine.save_checkpoint(0, LoopState())
+    for _, entries in engine._tensors().values():
+        entries.data.fill_(7)
+    engine.close()
+    engine.restore_checkpoint()
+    assert all(torch.equal(entries, saved[name]) for name, (_, entries) in engine._tensors().items())
 
 
 def test_a_mesh_of_more_devices_than_there_are_is_refused() -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import ROOT
 from tests.shared_results import compute_once
-from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS, RESUMED, SCALE_FREE
+from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS, RESUMED, SCALE_FREE, make_engine
+from train.torch import tensor_parallel
 from train.torch.cluster import _first_host, join_cluster
 from train.torch.sharding import local, on_host
 from train.torch.tensor_support import check_tensor_support
@@ -150,6 +152,25 @@ def test_what_checkpoints_have_of_a_tensor_on_gpus_is_on_the_cpu(fake_group: Non
     tensor = on_host(entries, on_gpus)
     assert isinstance(tensor, DTensor) and (tensor.shape, tensor.placements) == ((4, 3), on_gpus.placements)
     assert local(tensor).data_ptr() == entries.data_ptr()
+
+
+def test_a_device_gathers_one_tensor_of_a_checkpoint_at_a_time(
+    fake_group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine, gathered, whole_of = make_engine("tensor=2", tmp_path), list[Any](), tensor_parallel.whole_of
+
+    def gather(*arguments: Any) -> torch.Tensor:
+        assert all(earlier() is None for earlier in gathered)
+        whole = whole_of(*arguments)
+        gathered.append(weakref.ref(whole))
+        return whole
+
+    monkeypatch.setattr(tensor_parallel, "whole_of", gather)
+    target = engine._snapshot(is_empty=True)
+    assert not gathered  # to restore needs no more than the checkpoint
+    for name, tensor in engine._snapshot().tensors.items():
+        assert (target.tensors[name].shape, target.tensors[name].dtype) == (tensor.shape, tensor.dtype)
+    assert len(gathered) > 2
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
