@@ -23,8 +23,8 @@ def join_cluster() -> None:
     `torchrun` sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.  Slurm has variables of its own.
 
     Raises:
-        InputError: WORLD_SIZE is set and one of the others is missing or not a number; or as
-            `train.loop.process.is_started_by_srun`.
+        InputError: WORLD_SIZE is set and one of the others is missing or not a number; there are fewer GPUs than processes
+            on this machine; or as `train.loop.process.is_started_by_srun`.
     """
     env = os.environ
     if "WORLD_SIZE" not in env and is_started_by_srun():
@@ -39,7 +39,7 @@ def join_cluster() -> None:
     if wrong := [name for name in (*names, "WORLD_SIZE") if name != "MASTER_ADDR" and not env[name].isdecimal()]:
         raise InputError(f"{wrong[0]} is {env[wrong[0]]!r}: set it to an integer, as torchrun and Slurm do")
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(env["LOCAL_RANK"]))
+        torch.cuda.set_device(_cuda_device(int(env["LOCAL_RANK"]), torch.cuda.device_count()))
     store, rank, count = next(rendezvous("env://", timeout=TIMEOUT))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
@@ -53,6 +53,19 @@ def join_cluster() -> None:
         return own.get(key).decode()
 
     heartbeat.start(lambda process, text: own.set(f"heartbeat/{process}", text), last_text, rank, count)
+
+
+def _cuda_device(local_rank: int, count: int) -> int:
+    """Return the number of the GPU of a process, which sees `count` of them.
+
+    Raises:
+        InputError: there is none for it.
+    """
+    if count == 1:  # Slurm may show each process its own GPU alone, as with `srun --gpus-per-task=1`
+        return 0
+    if local_rank >= count:
+        raise InputError(f"LOCAL_RANK is {local_rank} and this machine has {count} GPUs: start one process for each GPU")
+    return local_rank
 
 
 def _first_host(nodes: str) -> str:

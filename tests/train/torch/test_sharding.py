@@ -27,7 +27,7 @@ from tests import ROOT
 from tests.shared_results import compute_once
 from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS, RESUMED, SCALE_FREE, make_engine
 from train.torch import tensor_parallel
-from train.torch.cluster import _first_host, join_cluster
+from train.torch.cluster import _cuda_device, _first_host, join_cluster
 from train.torch.sharding import local, on_host
 from train.torch.tensor_support import check_tensor_support
 from vit_spec import InputError
@@ -239,6 +239,12 @@ def test_variables_that_are_no_integers_are_refused(name: str, monkeypatch: pyte
         monkeypatch.setenv(variable, value)
     with pytest.raises(InputError, match=f"{name} is 'two': set it to an integer"):
         join_cluster()
+
+
+def test_a_process_that_sees_one_gpu_takes_it_and_others_take_that_of_their_local_rank() -> None:
+    assert [_cuda_device(rank, count) for rank, count in ((0, 1), (3, 1), (0, 4), (3, 4))] == [0, 0, 0, 3]
+    with pytest.raises(InputError, match="LOCAL_RANK is 4 and this machine has 4 GPUs: start one process for each GPU"):
+        _cuda_device(4, 4)
 
 
 @pytest.mark.parametrize(
