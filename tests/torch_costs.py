@@ -188,7 +188,7 @@ def cases() -> dict[str, dict[str, Any]]:
         found[f"layer scale, remat {remat}"] = {**plain, "config": CONFIG.replace(norms=norms), "remat": remat}
         found[f"drop path, remat {remat}"] = {**plain, "config": CONFIG.replace(regularisation=rates), "remat": remat}
         dropout = CONFIG.replace(regularisation={"mlp_drop": 0.2})
-        found[f"dropout, remat {remat}"] = {**plain, "config": dropout, "remat": remat}
+        found[f"dropout, remat {remat}"] = {**plain, "config": dropout, "rng": "shared", "remat": remat}
     found["bfloat16"] = {**plain, "dtype": "bfloat16"}
     found["bfloat16 and replicated"] = {**plain, "mesh": "data=8", "dtype": "bfloat16"}
     found["one part"] = {**plain, "accumulate": 1}

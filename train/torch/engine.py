@@ -33,6 +33,7 @@ from train.torch.preemption import Preemption
 from train.torch.sharding import Placement, ProcessMesh, local
 from train.torch.teacher import TeacherModel
 from train.torch.tensor_groups import tensor_groups
+from train.torch.tensor_support import check_tensor_support
 from vit_spec import ViTConfig
 from vit_torch.noise import fold_in
 
@@ -81,12 +82,14 @@ class TorchEngine:
         """Prepare the first step.
 
         Raises:
-            InputError: as for `ProcessMesh` and `train.mesh.images_per_device`.
+            InputError: as for `ProcessMesh`, `train.mesh.images_per_device` and `check_tensor_support`.
         """
         self.config, self._recipe, self._task, self._folder = config, recipe, task, folder
         self._learning_rate, self._metadata = learning_rate, metadata or {}
         self.mesh = ProcessMesh(recipe.mesh, config)
         images_per_device(recipe.batch_size, recipe.accumulate, self.mesh.sizes)
+        if self.mesh.sizes["tensor"] > 1:
+            check_tensor_support(config, recipe)
         self._device = self.mesh.device
         self._class_weights = None if class_weights is None else torch.tensor(class_weights, device=self._device)
         dtype = torch.bfloat16 if recipe.dtype == "bfloat16" else None

@@ -29,10 +29,10 @@ def estimate_memory(config: ViTConfig, recipe: Recipe, sizes: AxisSizes, *, para
     param_bytes: bytes of an entry of a parameter; 8 if PyTorch computes in float64.
 
     Raises:
-        InputError: the batch is not divisible by the mesh, or the mesh has `tensor` and the model cannot be divided.
+        InputError: the batch is not divisible by the mesh, or the mesh has `tensor` and the run cannot be divided.
     """
     if sizes["tensor"] > 1:
-        check_tensor_support(config)
+        check_tensor_support(config, recipe)
     s = Step.of(config, recipe, sizes, param_bytes)
     return s.estimate(_memory(s), _transfers(s))
 

@@ -29,7 +29,6 @@ from train.mesh import AXES, BATCH_AXES, axis_sizes, is_shared_by_heads, shard_d
 from train.mesh import Shard as MeshShard
 from train.torch import tensor_parallel
 from train.torch.parameter_tree import tree
-from train.torch.tensor_support import check_tensor_support
 from vit_spec import Row, ViTConfig, rows
 
 
@@ -48,12 +47,10 @@ class ProcessMesh:
         """Arrange the processes as `--mesh` says.
 
         Raises:
-            InputError: as `train.mesh.axis_sizes`; or the model cannot be divided along `tensor`.
+            InputError: as `train.mesh.axis_sizes`.
         """
         num_processes = dist.get_world_size() if dist.is_initialized() else 1
         self.sizes = axis_sizes(text, num_processes, config)
-        if self.sizes["tensor"] > 1:
-            check_tensor_support(config)
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         )

@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import ROOT
 from tests.shared_results import compute_once
-from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS, RESUMED, SCALE_FREE, make_engine
+from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS, RECIPE, RESUMED, SCALE_FREE, make_engine
 from train.torch import tensor_parallel
 from train.torch.cluster import _cuda_device, _first_host, join_cluster
 from train.torch.sharding import local, on_host
@@ -218,9 +218,20 @@ def test_a_signal_to_one_process_stops_all_and_the_end_of_one_is_told_in_a_line(
     ],
 )
 def test_models_that_tensor_cannot_divide_are_refused(changes: dict[str, Any], name: str) -> None:
-    check_tensor_support(CONFIG)
+    check_tensor_support(CONFIG, RECIPE)
     with pytest.raises(InputError, match=f"train.torch cannot divide models with {name} by --mesh tensor: give data"):
-        check_tensor_support(CONFIG.replace(**changes))
+        check_tensor_support(CONFIG.replace(**changes), RECIPE)
+
+
+@pytest.mark.parametrize("name", ["attn_drop", "mlp_drop"])
+def test_dropout_of_heads_and_hidden_units_along_tensor_needs_shared_random_numbers(name: str, fake_group: None) -> None:
+    """The parts of PyTorch's generator would be equal: two heads or units of different processes had one mask."""
+    config = CONFIG.replace(regularisation={name: 0.5})
+    make_engine("tensor=2", config=config, rng="shared")
+    make_engine("data=2", config=config)
+    make_engine("tensor=2", config=CONFIG.replace(regularisation={"drop_path": 0.5, "pos_drop": 0.5}))
+    with pytest.raises(InputError, match=f"one mask of regularisation.{name}: give --rng shared"):
+        make_engine("tensor=2", config=config)
 
 
 def test_variables_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
