@@ -47,7 +47,7 @@ class EvalOutput(NamedTuple):
 
     outputs: (B, num_outputs) float32 or wider: logits, or predicted values.
     losses: (B,) float32 or wider: the loss of each image, without label smoothing, mixing or class weights.
-    readable: (B,) bool: `Batch.readable`, False for an image that could not be read; the loop leaves it out.
+    readable: (B,) bool: `Batch.readable` of all processes, False for images that could not be read, which are left out.
     """
 
     outputs: ArrayLike

@@ -228,7 +228,7 @@ class Loop:
     def _finish_step(self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat]) -> None:
         """Wait for the metrics of a step, then display and record them."""
         metrics = {name: float(value) for name, value in arriving.items()}
-        self._add_unreadable(self.train, batch)
+        self._add_unreadable(self.train, batch.rows[~batch.readable])
         self.done = step + 1
         if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
             if self.recipe.non_finite == "stop":
@@ -306,9 +306,10 @@ class Loop:
             pending.append([self.engine.evaluate(batch, raw=raw) for raw in raw_flags])
             while len(pending) > METRICS_DELAY:
                 collect()
-            self._add_unreadable(self.held_out, batch)
         while pending:
             collect()
+        *_, readable = zip(*results[0], strict=True)  # of all processes, where a batch has the images of one
+        self._add_unreadable(self.held_out, np.flatnonzero(~np.concatenate(readable)[: len(self.held_out.examples)]))
         return results, first_images
 
     def _log_evaluation(self, results: list[list[Arrays]]) -> None:
@@ -431,9 +432,9 @@ class Loop:
         unreadable = set(self.state.unreadable)
         return np.array([escape_surrogates(name) not in unreadable for name in self.held_out.examples.names])
 
-    def _add_unreadable(self, loader: DataLoader, batch: Batch) -> None:
-        """Record the names of the images of a batch that could not be read, as the JSON of a checkpoint can hold them."""
-        if names := {escape_surrogates(loader.examples.names[row]) for row in batch.rows[~batch.readable]}:
+    def _add_unreadable(self, loader: DataLoader, rows: NDArray[np.integer]) -> None:
+        """Record the names of images that could not be read, as the JSON of a checkpoint can hold them."""
+        if names := {escape_surrogates(loader.examples.names[row]) for row in rows}:
             self.state.unreadable = sorted(names.union(self.state.unreadable))
 
     @property

@@ -49,7 +49,8 @@ class LoopState:
     evaluations_since_best: number of evaluations since the best one, without those whose primary metric is undefined.
     recent_metrics: metrics of each step since the last record of training in metrics.jsonl.
     mean_metrics: the record of training after this step; {} if there is none.
-    unreadable: names of images that could not be read, sorted.
+    unreadable: names of images that could not be read, sorted; of the training images of several processes, those of the
+        main process.
     skipped: number of steps that changed nothing because their loss or gradient norm was not finite.
     skipped_in_a_row: number of such steps since the last step that was not skipped.
     best_files: see `train.loop.weight_files.WeightFiles.recorded`.

@@ -262,6 +262,21 @@ class Exploding(Declining):
         return found._replace(losses=np.full(len(batch.rows), np.nan)) if self.step_number > 2 else found
 
 
+class WithOthers(FakeEngine):
+    """One of several processes, another of which could not read an image."""
+
+    def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
+        found = super().evaluate(batch)
+        return found._replace(readable=batch.readable & (batch.rows != 1))
+
+
+def test_held_out_images_that_another_process_could_not_read_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_training(replace(RECIPE, run=str(tmp_path / "run")), WithOthers) == 0
+    assert re.search(r"\nunreadable +1 image: ", capsys.readouterr().out)
+
+
 def test_an_evaluation_whose_loss_is_not_finite_is_never_the_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
