@@ -79,6 +79,32 @@ def test_a_part_in_float32_of_torch_is_named(cast: Any) -> None:
     assert report.fixed_parts[0].stack[0].file == __file__
 
 
+@pytest.mark.parametrize("state", [lambda self: self.state, lambda self: self.state.data], ids=["tensor", "data"])
+def test_a_state_in_a_plain_attribute_is_changed_in_place_in_float64(state: Any) -> None:
+    def steps(y: Any) -> Any:
+        rows, last = [], 0.0
+        for row in y:
+            rows.append(jnp.tanh(row + last))
+            last = 0.7 * last + jax.lax.stop_gradient(rows[-1])
+        return jnp.stack(rows)
+
+    class Recurrent(TorchLinear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.state = torch.zeros(2)
+
+        def forward(self, x: Any) -> Any:
+            state(self).zero_()
+            rows = []
+            for row in self.fc(x):
+                rows.append(torch.tanh(row + self.state))
+                state(self).mul_(0.7).add_(rows[-1].detach())
+            return torch.stack(rows)
+
+    report = compare(Linear(steps), Recurrent())
+    assert report.passed, str(report)
+
+
 def test_a_wrong_formula_in_a_part_with_a_fixed_dtype_fails() -> None:
     def wrong(y: Any) -> Any:
         return jax.nn.softmax(y.astype(jnp.float32) * (1 + 1e-6)).astype(y.dtype)

@@ -24,7 +24,9 @@ def all_in_float64(module: Any, parts: list[FixedPart]) -> Iterator[None]:
     from torch.utils._pytree import tree_map
 
     narrow = {torch.float32, torch.float16, torch.bfloat16}
-    converted: dict[int, tuple[Any, Any]] = {}  # the original is kept, so that no other tensor gets its id
+    # In the place of its original in all operations, also those that change it in place.  The original is kept, so that no
+    # other tensor gets its id.
+    converted: dict[int, tuple[Any, Any]] = {}
 
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -35,13 +37,17 @@ def all_in_float64(module: Any, parts: list[FixedPart]) -> Iterator[None]:
                 if isinstance(leaf, torch.dtype) and leaf in narrow:
                     found.append(leaf)
                     return torch.float64
-                if isinstance(leaf, torch.Tensor) and leaf.dtype in narrow and not name.endswith("_"):
+                if isinstance(leaf, torch.Tensor) and leaf.dtype in narrow:
                     found.append(leaf.dtype)
                     return converted.setdefault(id(leaf), (leaf, _widened(leaf)))[1]
                 return leaf
 
-            if name == "__get__" or name == "__set__":
+            if name == "__set__":
                 return func(*args, **kwargs)
+            if name == "__get__":
+                name, value = func.__self__.__name__, func(*args, **kwargs)
+                if not (isinstance(value, torch.Tensor) and value.dtype in narrow):  # as tensor.T is, or tensor.data
+                    return value
             args, kwargs = tree_map(convert, args), tree_map(convert, kwargs)
             if name == "rms_norm" and kwargs.get("eps") is None and len(args) < 4:
                 # Its default depends on the dtype; the model's is that of float32.
