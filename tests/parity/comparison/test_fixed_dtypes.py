@@ -70,7 +70,15 @@ def test_numbers_of_a_part_in_float32_are_not_rounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "cast", [lambda y: y.float(), lambda y: y.to(torch.float32), lambda y: y.type(torch.float32)], ids="abc"
+    "cast",
+    [
+        lambda y: y.float(),
+        lambda y: y.to(torch.float32),
+        lambda y: y.type(torch.float32),
+        lambda y: y.type(torch.FloatTensor),
+        lambda y: y.type("torch.FloatTensor"),
+    ],
+    ids="abcde",
 )
 def test_a_part_in_float32_of_torch_is_named(cast: Any) -> None:
     report = compare(Linear(jax.nn.softmax), TorchLinear(lambda y: cast(y).softmax(-1).to(y.dtype)))

@@ -24,6 +24,8 @@ def all_in_float64(module: Any, parts: list[FixedPart]) -> Iterator[None]:
     from torch.utils._pytree import tree_map
 
     narrow = {torch.float32, torch.float16, torch.bfloat16}
+    tensor_types = (torch.FloatTensor, torch.HalfTensor, torch.BFloat16Tensor)
+    dtypes = {key: each.dtype for each in tensor_types for key in (each, torch.typename(each))}  # as Tensor.type takes them
     # In the place of its original in all operations, also those that change it in place.  The original is kept, so that no
     # other tensor gets its id.
     converted: dict[int, tuple[Any, Any]] = {}
@@ -36,6 +38,9 @@ def all_in_float64(module: Any, parts: list[FixedPart]) -> Iterator[None]:
             def convert(leaf: Any) -> Any:
                 if isinstance(leaf, torch.dtype) and leaf in narrow:
                     found.append(leaf)
+                    return torch.float64
+                if name == "type" and leaf in dtypes:
+                    found.append(dtypes[leaf])
                     return torch.float64
                 if isinstance(leaf, torch.Tensor) and leaf.dtype in narrow:
                     found.append(leaf.dtype)
