@@ -67,6 +67,37 @@ def test_a_golden_file_shows_float32_errors_that_masked_entries_hide(passed: Pai
     assert len(lines) == 2 and all("in float32 the error of output is 9" in line for line in lines)
 
 
+def with_rows(report: PairReport, **changes: Any) -> PairReport:
+    """Return a report with other facts in the rows of all tensors."""
+    return dataclasses.replace(report, rows=tuple(dataclasses.replace(row, **changes) for row in report.rows))
+
+
+@pytest.mark.parametrize("side", ["recorded", "now"])
+def test_a_golden_file_has_the_tolerances_in_float64_of_the_comparison(
+    passed: PairReport, tmp_path: Path, side: str
+) -> None:
+    reports = {"recorded": with_output(passed, VALUES), "now": with_output(passed, VALUES * (1 + 1e-11))}
+    amplified = {**reports, side: with_rows(reports[side], float64_tolerance=1e-10)}
+    path = tmp_path / "a.npz"
+    for each, n_changes in ((reports, 2), (amplified, 0)):
+        golden_outputs.record(path, each["recorded"], "test_it")
+        assert len(golden_outputs.verify(path, each["now"], "test_it")) == n_changes
+    golden_outputs.record(path, with_rows(passed, float64_tolerance=1e-3), "test_it")
+    with pytest.raises(InputError, match="its tolerances have the wrong type"):
+        golden_outputs.verify(path, passed, "test_it")
+
+
+def test_a_golden_file_shows_no_float32_errors_of_long_sums(passed: PairReport, tmp_path: Path) -> None:
+    exact, in_another_order = (with_output(passed, VALUES, VALUES * (1 + error)) for error in (1e-7, 2e-5))
+    long_sum = with_rows(in_another_order, rounded=(1e-7, 1e-7))
+    path = tmp_path / "a.npz"
+    for recorded, now in ((exact, long_sum), (long_sum, exact), (long_sum, long_sum), (in_another_order, long_sum)):
+        golden_outputs.record(path, recorded, "test_it")
+        assert golden_outputs.verify(path, now, "test_it") == []
+    golden_outputs.record(path, long_sum, "test_it")
+    assert len(golden_outputs.verify(path, in_another_order, "test_it")) == 2
+
+
 def test_a_golden_file_of_level_function_is_refused_at_level_precision(passed: PairReport, tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     golden_outputs.record(path, with_output(passed, VALUES, level="function"), "test_it")
