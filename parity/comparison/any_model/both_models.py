@@ -138,7 +138,8 @@ class BothModels:
         self.correspondence = correspondence
         both = _copy_weights(self.source, correspondence, self.flax_weights, self.torch_weights)
         constants = {key: array for key, array in self.flax_weights.items() if f"{key} of flax" in correspondence.skipped}
-        self.flax.weights, self.torch.weights = {**constants, **both[0]}, both[1]
+        self.flax.weights = {**constants, **both[0]}
+        self.torch.weights = {key: array for key, array in both[1].items() if key not in correspondence.skipped}
         self.flax.constants = frozenset(constants)
         self.runs, self.rows, self.choices, self._by_operation = {}, (), {}, {}
         self.perturbed = self._graphs = None

@@ -16,7 +16,8 @@ from parity.comparison.any_model.trace.fixed_parts import FixedPart, fixed_parts
 from parity.comparison.any_model.trace.flax_graph import record_flax, trace
 from parity.comparison.any_model.trace.flax_modules import name_modules_of, scopes_for_modules
 from parity.comparison.any_model.trace.graph import Graph
-from parity.comparison.any_model.trace.jaxpr import JaxprEvaluator
+from parity.comparison.any_model.trace.jaxpr import JaxprEvaluator, has_rounded_numbers
+from parity.comparison.any_model.trace.numbers import intended_numbers
 from parity.comparison.any_model.trace.rounded_operations import longest_sum
 from parity.comparison.any_model.trace.scope import Scope, has_operation
 from parity.comparison.any_model.weights import flatten
@@ -213,7 +214,7 @@ class FlaxRunner:
         options = None if has_operation(traced.jaxpr.jaxpr, "conv_general_dilated") else QUICK_COMPILE
         if self._traced == "float64":
             self.parts = fixed_parts(traced.jaxpr)
-            if not self.parts and not self._tables:
+            if not (self.parts or self._tables or has_rounded_numbers(traced.jaxpr)):
                 compiled: Callable[..., Any] = traced.lower().compile(options)
                 return compiled
         else:
@@ -226,8 +227,12 @@ class FlaxRunner:
     def _arguments(self, dtype: str) -> tuple[dict[str, Any], list[Any]]:
         import jax.numpy as jnp
 
-        weights = {key: jnp.asarray(np.asarray(array, dtype)) for key, array in self.weights.items()}
-        return weights, [jnp.asarray(np.asarray(self._inputs[n], dtype)) for n in self._float_inputs]
+        weights = {key: np.asarray(array, dtype) for key, array in self.weights.items()}
+        for key in self.constants if dtype == "float64" else ():
+            narrow = weights[key].astype(np.float32)
+            weights[key] = intended_numbers(narrow) if np.array_equal(narrow, weights[key]) else weights[key]
+        inputs = [jnp.asarray(np.asarray(self._inputs[n], dtype)) for n in self._float_inputs]
+        return {key: jnp.asarray(array) for key, array in weights.items()}, inputs
 
     def _all_inputs(self, floats: Any) -> list[Any]:
         import jax.numpy as jnp

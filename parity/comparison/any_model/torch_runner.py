@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from parity.checkpoints.arrays import as_array
@@ -14,7 +15,7 @@ from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
 from parity.comparison.any_model.trace.choices import Arithmetic, Choices, choose_in_torch
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.graph import Graph
-from parity.comparison.any_model.trace.numbers import intended_number
+from parity.comparison.any_model.trace.numbers import intended_numbers
 from parity.comparison.any_model.trace.torch_float64 import all_in_float64
 from parity.comparison.any_model.trace.torch_graph import record_torch
 from parity.comparison.any_model.weights import frozen_keys
@@ -271,18 +272,18 @@ def _watched_batch_norms(module: Any) -> dict[str, tuple[float, int]]:
 
 
 def _restore_numbers(module: Any, copied: Any, keys: Collection[str]) -> Iterator[str]:
-    """Give the scalar buffers of a copy in float64 the numbers that the module has in float32; yield their keys.
+    """Give the constants of a copy in float64 the numbers that equal entries in float32 stand for; yield their keys.
 
-    keys: keys of the buffers that have weights.
+    keys: keys of the tensors that have weights; the others are constants.
     """
     import torch
 
-    buffers = dict(copied.named_buffers())
-    for key, buffer in module.named_buffers():
-        if buffer.ndim == 0 and buffer.dtype == torch.float32 and key not in keys:
-            number = intended_number(buffer.detach().cpu().numpy())
-            if number != float(buffer):
-                buffers[key].fill_(number)
+    own = dict(chain(copied.named_parameters(), copied.named_buffers()))
+    for key, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if tensor.dtype == torch.float32 and key not in keys:
+            numbers = torch.from_numpy(intended_numbers(tensor.detach().cpu().numpy()))
+            if not torch.equal(numbers, own[key]):
+                own[key].data.copy_(numbers)
                 yield key
 
 

@@ -87,6 +87,61 @@ def test_a_part_in_float32_of_torch_is_named(cast: Any) -> None:
     assert report.fixed_parts[0].stack[0].file == __file__
 
 
+FILLED = {
+    "buffer": lambda filled: nn.Buffer(filled),
+    "not persistent": lambda filled: nn.Buffer(filled, persistent=False),
+    "frozen": lambda filled: nn.Parameter(filled, requires_grad=False),
+    "attribute": lambda filled: filled,
+}
+NUMBERS = {
+    "number": lambda: 0.1,
+    "float64": lambda: jnp.full(2, 0.1),
+    "float32": lambda: jnp.full(2, 0.1, jnp.float32),
+    "stored": lambda: np.full(2, 0.1, np.float32),
+    "stored number": lambda: np.float32(0.1),
+}
+
+
+@pytest.mark.parametrize(
+    ("number", "filled", "weights"),
+    [*((number, "buffer", "flax") for number in NUMBERS), *(("number", filled, "torch") for filled in FILLED)],
+)
+def test_a_constant_with_equal_entries_is_the_number_that_was_rounded(number: str, filled: str, weights: str) -> None:
+    class Scaled(TorchLinear):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.scale = FILLED[filled](torch.full((2,), value))
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x) * self.scale
+
+    flax = Linear(lambda y: y * NUMBERS[number]())
+    for value, is_same in ((0.1, True), (0.1000001, False)):
+        report = compare(flax, Scaled(value), weights=weights, level="function")
+        assert report.passed == is_same, str(report)
+
+
+@pytest.mark.parametrize("scale", [lambda filled: filled, nnx.Param], ids=["array", "Param"])
+def test_a_filled_array_of_an_nnx_module_is_a_constant_or_a_parameter(scale: Any) -> None:
+    class Scaled(nnx.Module):
+        def __init__(self) -> None:
+            self.fc, self.scale = nnx.Linear(4, 2, rngs=nnx.Rngs(0)), scale(jnp.full((1, 2), 0.1))
+
+        def __call__(self, x: Any) -> Any:
+            return self.fc(x) * self.scale
+
+    class TorchScaled(TorchLinear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((1, 2), 0.1)) if scale is nnx.Param else torch.full((2,), 0.1)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x) * self.scale
+
+    report = compare_models(Scaled.__call__, Scaled(), TorchScaled(), ROWS, level="function")
+    assert report.passed, str(report)
+
+
 @pytest.mark.parametrize("state", [lambda self: self.state, lambda self: self.state.data], ids=["tensor", "data"])
 def test_a_state_in_a_plain_attribute_is_changed_in_place_in_float64(state: Any) -> None:
     def steps(y: Any) -> Any:

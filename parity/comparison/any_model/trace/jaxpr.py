@@ -4,14 +4,14 @@ A model may compute a softmax, a norm or a table in float32 whatever its weights
 model's, these parts are evaluated in float64, and reported.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from parity.checkpoints.layout import Array
 from parity.comparison.any_model.trace.fixed_parts import NARROW_TYPES, RANDOM_BITS, narrow_float
-from parity.comparison.any_model.trace.numbers import intended_number
+from parity.comparison.any_model.trace.numbers import intended_numbers
 from parity.comparison.any_model.trace.scope import Scope, inner_jaxprs
 
 _INLINED = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
@@ -72,11 +72,10 @@ class JaxprEvaluator:
             return self._replaced(np.asarray(value, np.complex128))
         if not self._exact or "float" not in name:
             return value
-        array = np.asarray(value)
+        array = intended_numbers(np.asarray(value))
         if array.ndim == 0:
-            number: Array = np.array(intended_number(array))
-            return number if self._replace is None else self._replace(number)
-        return self._replaced(array.astype(np.float64))
+            return array if self._replace is None else self._replace(array)
+        return self._replaced(array)
 
     def bind(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
         """Evaluate one operation."""
@@ -132,6 +131,28 @@ class JaxprEvaluator:
         index, *operands = values
         branches = [lambda *given, each=each: self.run(each, given, scope) for each in equation.params["branches"]]
         return list(jax.lax.switch(index, branches, *operands))
+
+
+def has_rounded_numbers(closed: Any) -> bool:
+    """Return whether a constant of a jaxpr is a number of float32, or filled with one, that stands for another."""
+    arrays = [np.asarray(each) for each in _constants(closed) if "float" in str(getattr(each, "dtype", type(each)))]
+    return any((array != intended_numbers(array)).any() for array in arrays if not np.isnan(array).any())
+
+
+def _constants(value: Any) -> Iterator[Any]:
+    """Yield the constants of the jaxprs in a parameter of an operation, and of those inside them."""
+    from jax.extend.core import Literal
+
+    if isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _constants(each)
+    elif hasattr(value, "jaxpr"):
+        yield from value.consts
+        yield from _constants(value.jaxpr)
+    elif hasattr(value, "eqns"):
+        for equation in value.eqns:
+            yield from (v.val for v in equation.invars if isinstance(v, Literal))
+            yield from _constants(tuple(equation.params.values()))
 
 
 class UnrolledEvaluator(JaxprEvaluator):

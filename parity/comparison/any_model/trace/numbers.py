@@ -13,13 +13,15 @@ _MAX_ROOT = 1000.0  # roots of larger integers are as dense as the numbers of fl
 
 
 def intended_number(value: NDArray[Any]) -> float:
-    """Return the number that a scalar stands for: 0.1 for the float32 number nearest to it.
+    """Return the number that a scalar stands for: 0.1 for the float32 number nearest to it, which may be in float64.
 
     It is the decimal with at most six digits, the irrational constant, or the root of an integer or its inverse, that
     rounds to this number; else the number itself.
     """
     number = float(value)
-    if str(value.dtype) != "float32" or not np.isfinite(number) or number == 0 or number.is_integer():
+    with np.errstate(over="ignore"):
+        narrow = float(np.float32(number))
+    if not np.isfinite(number) or number.is_integer() or narrow != number:
         return number
     if (decimal := _short_decimal(number)) is not None:
         return decimal
@@ -30,6 +32,13 @@ def intended_number(value: NDArray[Any]) -> float:
         if np.float32(each) == np.float32(size):
             return float(np.copysign(each, number))
     return number
+
+
+def intended_numbers(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in float64; one with equal entries, as a filled one, has the number that these stand for."""
+    if array.size and (array == array.flat[0]).all():
+        return np.full(array.shape, intended_number(array.flat[0]))
+    return array.astype(np.float64)
 
 
 def is_rounded(value: NDArray[Any]) -> bool:

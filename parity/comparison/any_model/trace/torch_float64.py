@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
-from parity.comparison.any_model.trace.numbers import intended_number
+from parity.comparison.any_model.trace.numbers import intended_numbers
 from parity.comparison.any_model.trace.places import current_stack
 
 _CASTS = ("float", "half", "bfloat16")  # methods of tensors
@@ -80,11 +80,11 @@ def all_in_float64(module: Any, parts: list[FixedPart]) -> Iterator[None]:
 
 
 def _widened(tensor: Any) -> Any:
-    """Return a tensor in float64; a scalar as the number that it stands for."""
+    """Return a tensor in float64; equal entries as the number that they stand for."""
     import torch
 
-    if tensor.ndim == 0 and tensor.dtype == torch.float32 and not tensor.requires_grad:
-        return torch.tensor(intended_number(tensor.numpy()), dtype=torch.float64)
+    if tensor.dtype == torch.float32 and not tensor.requires_grad:
+        return torch.tensor(intended_numbers(tensor.cpu().numpy()), dtype=torch.float64)
     return tensor.to(torch.float64)
 
 
