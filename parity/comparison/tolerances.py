@@ -49,9 +49,10 @@ amplifies much.
 
 `assert_parity` has no reference of the parts of other models.  Where tensors differ by more than 1e-12 in float64, but by
 no more than `MAX_UNDIVIDED_TOLERANCE` = 1e-9, it perturbs every weight and input of the PyTorch module by up to 16 unit
-roundoffs, and 12 times the change of a tensor is its tolerance, at most 1e-9.  Batch norm over a few entries in each of
-50 layers needs it.  A fault that is smaller than this tolerance passes, as a constant that is rounded to 8 digits may; one
-that is rounded to float32 changes results by about 6e-8, and is found.
+roundoffs, and 12 times the change of a tensor is its tolerance, at most 1e-9.  The change is the largest of up to 8
+perturbations, as many as explain all differences: one may happen to change a tensor of one entry little.  Batch norm over a
+few entries in each of 50 layers needs it.  A fault that is smaller than this tolerance passes, as a constant that is
+rounded to 8 digits may; one that is rounded to float32 changes results by about 6e-8, and is found.
 
 **Long sums.** A sum of n terms in float32 has an error of up to about c sqrt(n) unit roundoffs of the sum of the
 magnitudes, with probability 1 - 2 exp(-c^2/2) if rounding errors are independent (Higham and Mary, A New Approach to

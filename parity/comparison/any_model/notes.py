@@ -70,7 +70,7 @@ def notes(models: BothModels, misleading: Sequence[tuple[str, str]], of_classes:
             f"rounding to float32 changes {' and '.join(several)}, such as those of ReLU or of a maximum: the gradients in "
             "float32, computed operation by operation, are compared with those in float64 that make the same choices"
         )
-    if models.perturbed is not None:
+    if models.perturbed:
         worst = max(models.rows, key=lambda row: row.difference)
         yield (
             f"these models amplify rounding errors: weights and inputs that are perturbed by {PERTURBATION_ROUNDOFFS} unit "

@@ -1,6 +1,6 @@
 """The comparison of the tensors of two models, one by one, with the tolerances of G0 and G1."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from types import MappingProxyType
@@ -12,7 +12,6 @@ from parity.comparison.any_model.report import GRADIENT_OF, GRADIENT_OF_INPUT, T
 from parity.comparison.any_model.trace.graph import MASKED
 from parity.comparison.tolerances import (
     AMPLIFIED_ERROR_FACTOR,
-    FLOAT64_TOLERANCE,
     PERTURBATION_ROUNDOFFS,
     UNIT_ROUNDOFF,
     ErrorBudget,
@@ -39,7 +38,7 @@ def compare_tensors(
     runs: Mapping[str, Tensors],
     by_operation: Mapping[str, OperationRuns] = MappingProxyType({}),
     longest_sum: int = 1,
-    perturbed: Tensors | None = None,
+    perturbed: Sequence[Tensors] = (),
 ) -> tuple[TensorRow, ...]:
     """Return the comparison of every tensor, and of the gradients of all parameters as one vector.
 
@@ -48,7 +47,7 @@ def compare_tensors(
         by_operation: runs by framework, which may show why a tensor fails G1; their gradients are compared instead of those
             in `runs`.
         longest_sum: the largest number of terms that an operation of the models adds.
-        perturbed: what PyTorch returns in float64 with perturbed weights and inputs, if that was measured.
+        perturbed: what PyTorch returns in float64 with perturbed weights and inputs, for each measured perturbation.
     """
     reference = runs["torch float64"]
     sides = [runs[side] for side in ("flax float64", "flax float32", "torch float32") if side in runs]
@@ -67,7 +66,7 @@ def compare_tensors(
         for name, tensor in reference.items()
         if not name.startswith(GRADIENT_OF)
     }
-    changes = {name: error_of(name, perturbed[name], tensor) for name, tensor in reference.items()} if perturbed else {}
+    changes = [{name: error_of(name, run[name], tensor) for name, tensor in reference.items()} for run in perturbed]
     scales, entries = _gradient_scales(reference), {name: tensor.size for name, tensor in reference.items()}
     parameters = [name for name in errors if name.startswith(GRADIENT_OF) and not name.startswith(GRADIENT_OF_INPUT)]
     if parameters:
@@ -77,8 +76,8 @@ def compare_tensors(
         ]
         # The error of the whole gradient varies by chance as much as the error of the outputs does, so it counts as having
         # as many independent entries as they have.
-        if perturbed:
-            changes["gradient"] = reduce(ErrorNorms.combined_with, (changes[name] for name in parameters))
+        for each in changes:
+            each["gradient"] = reduce(ErrorNorms.combined_with, (each[name] for name in parameters))
         entries["gradient"] = sum(n for name, n in entries.items() if not name.startswith(GRADIENT_OF) and name != "loss")
     rows = []
     for group in (
@@ -99,7 +98,7 @@ def compare_tensors(
                 same_precision = accepts(*of_rounded)
                 rounded = tuple(error.relative_rms(scale) for error in of_rounded) if same_precision else ()
             flax, torch = (error.relative_rms(scale) for error in of_float32) if of_float32 else (None, None)
-            tolerance = amplified_float64_tolerance(changes[name].relative_rms(scale)) if perturbed else FLOAT64_TOLERANCE
+            tolerance = amplified_float64_tolerance(max((c[name].relative_rms(scale) for c in changes), default=0.0))
             rows.append(TensorRow(name, differences[name], same_precision, budget, flax, torch, rounded, tolerance))
     return tuple(rows)
 

@@ -99,6 +99,7 @@ class TorchRunner:
         names: Mapping[str, str],
         mode: AbstractContextManager[Any] | None = None,
         roundoffs: float = 0.0,
+        seed: int = 0,
     ) -> Tensors:
         """Return outputs, loss and all gradients by name, all in the order of axes in Flax except those of parameters.
 
@@ -107,6 +108,7 @@ class TorchRunner:
             names: the names of Flax's outputs that are compared, with those of PyTorch's.
             mode: the context in which the forward and the backward pass run.
             roundoffs: how many unit roundoffs of the dtype each weight and input is perturbed by, at most.
+            seed: seed of the perturbation.
         """
         import torch
 
@@ -114,7 +116,7 @@ class TorchRunner:
         parts: list[FixedPart] = []
         with _exact_torch(), ExitStack() as stack:
             own, tensors = self._copy(dtype), self._tensors(dtype)
-            _perturb([*own.parameters(), *own.buffers(), *tensors], roundoffs * UNIT_ROUNDOFF[dtype])
+            _perturb([*own.parameters(), *own.buffers(), *tensors], roundoffs * UNIT_ROUNDOFF[dtype], seed)
             buffers = {key: buffer.clone() for key, buffer in own.named_buffers() if self._masks}
             self.batch_norms = _watched_batch_norms(own)
             tensors = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors]
@@ -304,11 +306,11 @@ def _exact_torch() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-def _perturb(tensors: Iterable[Any], largest: float) -> None:
+def _perturb(tensors: Iterable[Any], largest: float, seed: int) -> None:
     """Change floating-point numbers in place by a random part of themselves."""
     import torch
 
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     for tensor in tensors if largest else ():
         if tensor.is_floating_point():
             noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)

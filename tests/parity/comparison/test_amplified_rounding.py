@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
+from parity.comparison.any_model import torch_runner
 from parity.comparison.any_model.assertion import compare_models
 from parity.comparison.any_model.report import PairReport
 from parity.comparison.tolerances import MAX_UNDIVIDED_TOLERANCE, amplified_float64_tolerance
@@ -49,6 +50,19 @@ def test_rounding_errors_that_a_model_amplifies_are_no_fault() -> None:
     worst = max(report.rows, key=lambda row: row.difference)
     assert report.passed and worst.difference > 2e-12
     assert any("amplify rounding errors" in note for note in report.notes)
+
+
+def test_a_perturbation_that_happens_to_change_nothing_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    perturb, seeds = torch_runner._perturb, []
+
+    def change_nothing_at_first(tensors: Any, largest: float, seed: int) -> None:
+        if largest:
+            seeds.append(seed)
+        perturb(tensors, largest if seed else 0.0, seed)
+
+    monkeypatch.setattr(torch_runner, "_perturb", change_nothing_at_first)
+    assert compare(offset=1e5).passed
+    assert seeds == [0, 1]
 
 
 def test_a_fault_of_the_same_size_fails_in_a_model_that_does_not_amplify() -> None:
