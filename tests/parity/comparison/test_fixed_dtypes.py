@@ -13,7 +13,7 @@ from flax import linen, nnx
 from torch import nn
 
 from parity.comparison.any_model.assertion import compare_models
-from parity.comparison.any_model.trace.tables import _SMOOTH, _partners_by_place, _roughness
+from parity.comparison.any_model.trace.tables import _SMOOTH, _partners_by_entry, _partners_by_place, _roughness
 from tests.pairs_of_models import random_variables
 
 RNG = np.random.default_rng(0)
@@ -373,6 +373,15 @@ def test_a_table_of_angles_of_pairs_is_that_of_their_features(columns: list[int]
 )
 def test_a_table_of_positions_with_other_numbers_fails(wrong: Any) -> None:
     assert not compare_tables(wrong, np.sin(ANGLES)).passed
+
+
+@pytest.mark.parametrize("partners", [_partners_by_place, _partners_by_entry])
+@pytest.mark.parametrize("base", [10000, 500000])
+def test_frequencies_differ_by_rounding_relative_to_each(base: float, partners: Any) -> None:
+    steps = np.arange(32) / 32
+    right = [np.float32(base) ** -np.float32(steps), np.exp(np.float32(steps) * -np.log(base, dtype=np.float32))]
+    for frequencies, is_same in ((right[0], True), (right[1], True), ((base * (1 + 1e-5)) ** -steps, False)):
+        assert bool(list(partners(frequencies.astype(np.float64), [base**-steps]))) == is_same
 
 
 @pytest.mark.parametrize(("base", "is_same"), [(10000.01, True), (10000.1, False)])

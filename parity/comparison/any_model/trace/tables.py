@@ -23,6 +23,7 @@ _ROUNDINGS_PER_UNIT = 12 * 2.0**-24
 _SMOOTH = 1e-5
 _LINES = 64  # of a large table, that tell whether an axis counts positions
 _EPSILONS = tuple(float(np.finfo(dtype).eps) for dtype in (np.float32, np.float64))
+_SAME_RATIO = 1e-5  # relative difference of two ratios of frequencies that are rounded to float32
 _NEAR_ZERO = 1e-3  # of the largest entry: the ratio of smaller ones says little about the frequency
 
 
@@ -203,10 +204,22 @@ def _partners_by_entry(array: Array, others: list[Array]) -> Iterator[Array]:
 def _agree(array: Array, entries: Array, errors: Array) -> bool:
     """Return whether the entries of two arrays differ at most by these errors."""
     finite = np.isfinite(array)
-    # Not relative to the largest entry, which may be that of a mask beside the biases of positions.
-    size = np.maximum(np.abs(array), min(1.0, np.abs(array[finite]).max(initial=0.0)))[finite]
+    if _has_frequencies(array):  # each is the angle of the position 1, of which a table has the multiples
+        size, errors = np.abs(array)[finite], np.full(array.shape, _ROUNDINGS + _ROUNDINGS_PER_UNIT)
+    else:
+        # Not relative to the largest entry, which may be that of a mask beside the biases of positions.
+        size = np.maximum(np.abs(array), min(1.0, np.abs(array[finite]).max(initial=0.0)))[finite]
     same_elsewhere = np.array_equal(array[~finite], entries[~finite], equal_nan=True)
     return same_elsewhere and bool((np.abs(array - entries)[finite] <= errors[finite] * size).all())
+
+
+def _has_frequencies(array: Array) -> bool:
+    """Return whether an array is a row of frequencies: positive, and most of them in the same ratio to the one before."""
+    row = array.ravel()
+    if row.size not in array.shape or row.size < 3 or not (np.isfinite(row) & (row > 0)).all():
+        return False
+    ratios = row[1:] / row[:-1]
+    return bool((np.abs(ratios / np.median(ratios) - 1) <= _SAME_RATIO).mean() > 0.5 and row.min() != row.max())
 
 
 def _repeated(array: Array, shape: tuple[int, ...]) -> Array | None:
