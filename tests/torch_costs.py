@@ -141,9 +141,12 @@ def kept_bytes(config: ViTConfig, dtype: str, remat: Any, images: int, attention
 
 
 def kept_bytes_of_a_block(config: ViTConfig, dtype: str, remat: Any) -> int:
-    """Return the bytes that a block leaves for each image, without those that it leaves whatever the number of images."""
+    """Return the bytes that a block leaves for each image, without those that it leaves whatever the number of images.
+
+    The products of a single image keep views of queries, keys and values, and those of several images keep copies.
+    """
     shallow = config.replace(depth=config.depth - 1)
-    both = [[kept_bytes(each, dtype, remat, images) for each in (shallow, config)] for images in (1, 2)]
+    both = [[kept_bytes(each, dtype, remat, images) for each in (shallow, config)] for images in (2, 3)]
     (few, with_one_more), (many, with_another) = both
     return (with_another - many) - (with_one_more - few)
 
