@@ -39,7 +39,7 @@ QUICK = {
 WIDE = vit_spec.get("vit_s16", depth=1, image_size=(80, 80))
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*torch.jit:DeprecationWarning",  # torch 2.13, in 2026-11, also where it compiles or derives
+    "ignore:.*torch.jit",  # torch 2.13 and 2.14, in 2026-11, also where they compile or derive
     "ignore:.*treespec, LeafSpec:FutureWarning",  # the inductor of torch 2.13, in 2026-11
     "ignore::torch.jit.TracerWarning",  # checks of the images are not part of a traced program
 )

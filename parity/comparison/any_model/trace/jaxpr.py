@@ -146,10 +146,8 @@ def _constants(value: Any) -> Iterator[Any]:
     if isinstance(value, (tuple, list)):
         for each in value:
             yield from _constants(each)
-    elif hasattr(value, "jaxpr"):
-        yield from value.consts
-        yield from _constants(value.jaxpr)
     elif hasattr(value, "eqns"):
+        yield from getattr(value, "consts", ())  # those of a closed jaxpr, before jax 0.12 a type of its own
         for equation in value.eqns:
             yield from (v.val for v in equation.invars if isinstance(v, Literal))
             yield from _constants(tuple(equation.params.values()))
