@@ -208,11 +208,11 @@ class Mutants:
         _forget_traces("flax")
         inputs = [jax.numpy.asarray(x) for x in self.right.models.inputs]
         folders = code_folders(self.pair.jax_code)
-        leaves, tree = flatten(in_evaluation(self.built.params))
+        leaves, unflatten = flatten(in_evaluation(self.built.params))
 
         def call(floats: list[Any]) -> Any:
             given = iter(floats)
-            return apply(tree.unflatten([leaf if key is None else next(given) for key, leaf in leaves]), *inputs)
+            return apply(unflatten([leaf if key is None else next(given) for key, leaf in leaves]), *inputs)
 
         floats = [leaf for key, leaf in leaves if key is not None]
         executed = trace(lambda: jax.eval_shape(call, floats), folders, path_of)
