@@ -148,6 +148,14 @@ class CheckpointStore:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
+    def _common_steps(self) -> list[int]:
+        """Return the steps of the checkpoints, the newest first, that the main process finds.
+
+        A network file system may show the others an older state of the folder, from which they would read another step.
+        """
+        steps: list[int] = self._gather(self._folder.steps())[0]
+        return steps
+
     def _remove_old(self) -> None:
         """Remove all checkpoints but the newest and the best."""
         steps = self._folder.steps()
@@ -182,7 +190,7 @@ class CheckpointStore:
             InputError: the newest checkpoint is of a newer version of this package, or cannot be read for a reason other
                 than its content; or all are damaged, so that the run would overwrite them; or `check` raises it.
         """
-        newest = self._folder.read_newest(self._folder.steps(), lambda step: self._read(step, target, check))
+        newest = self._folder.read_newest(self._common_steps(), lambda step: self._read(step, target, check))
         if newest is None:
             return None
         step, restored, damaged = newest
@@ -200,7 +208,7 @@ class CheckpointStore:
                 `check` raises it.
         """
         self._wait()
-        if step not in self._folder.steps():
+        if step not in self._common_steps():
             return None
         restored, _ = self._read(step, target, check)
         return None if restored is None else (step, *restored)

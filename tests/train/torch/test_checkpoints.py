@@ -60,6 +60,16 @@ def test_a_checkpoint_is_restored_bit_for_bit_and_has_no_pickle(tmp_path: Path) 
     assert saved(tmp_path / "c", 12).restore(5, snapshot()) is None
 
 
+def test_all_processes_restore_a_checkpoint_that_the_main_one_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may show another process an older state of the folder: here with the step 12."""
+    store = saved(tmp_path / "c", 3, 12)
+    monkeypatch.setattr(store, "_gather", lambda value: [[3], value] if isinstance(value, list) else [value, value])
+    assert restored_step(store) == 3
+    assert store.restore(12, snapshot()) is None
+
+
 def test_a_snapshot_is_taken_when_the_previous_checkpoint_is_complete(tmp_path: Path) -> None:
     """So the host has one copy of the training state at a time."""
     store, found = saved(tmp_path / "c"), []
