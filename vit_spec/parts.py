@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from vit_spec.errors import nearest, require
+from vit_spec.errors import InputError, nearest, require
 from vit_spec.initialisation import Law
 from vit_spec.positions import SCALED_ROTARY, TABLES
 from vit_spec.typed_fields import MIN_FLOAT
@@ -24,13 +24,15 @@ class Pixels:
 
     def check(self, *, in_channels: int) -> None:
         """Raise InputError unless each channel has a mean and a standard deviation that is positive in float32."""
+        # Messages are made of errors only: where torch.compile takes numbers as symbols, they have no digits.
         for name, values in {"mean": self.mean, "std": self.std}.items():
-            require(
-                len(values) in (1, in_channels),
-                f"pixels.{name} has {len(values)} values for {in_channels} channels: give one value for all channels, or "
-                "one per channel",
-            )
-        require(min(self.std) >= MIN_FLOAT, f"pixels.std is {self.std}: give positive numbers, at least {MIN_FLOAT:.1e}")
+            if len(values) != 1 and len(values) != in_channels:  # torch.compile finds no symbol in a tuple
+                raise InputError(
+                    f"pixels.{name} has {len(values)} values for {in_channels} channels: give one value for all channels, "
+                    "or one per channel"
+                )
+        if not min(self.std) >= MIN_FLOAT:
+            raise InputError(f"pixels.std is {self.std}: give positive numbers, at least {MIN_FLOAT:.1e}")
 
 
 @dataclass(frozen=True, kw_only=True)

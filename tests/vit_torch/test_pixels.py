@@ -35,6 +35,14 @@ def test_the_result_has_at_least_the_default_dtype() -> None:
     assert vit_torch.normalize(images.double(), Pixels(), channel_dim=-1).dtype == torch.float64
 
 
+def test_it_compiles_for_any_size_as_one_graph() -> None:
+    images, pixels = torch.tensor(IMAGES).permute(0, 3, 1, 2), Pixels(mean=MEAN, std=STD)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: vit_torch.normalize(x, pixels), fullgraph=True, dynamic=True, backend="eager")
+    for each in (images, images[..., 3:]):
+        assert torch.equal(compiled(each), vit_torch.normalize(each, pixels))
+
+
 def test_no_values_are_copied_to_the_device() -> None:
     """`torch.tensor` of a list, which the operation "lift_fresh" betrays, waits for a GPU."""
     operations = []
