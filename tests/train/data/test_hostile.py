@@ -383,10 +383,16 @@ def write_tar_with_hole(path, size):
         for i in range(21):
             for name, content in ((f"{i:02}.cls", b"%d" % (i % 2)), (f"{i:02}.png", image.getvalue())):
                 info = tarfile.TarInfo(name)
-                info.size = len(content) if name != "20.png" else size
-                file.addfile(info, io.BytesIO(content) if name != "20.png" else None)
+                info.size = len(content)
+                file.addfile(info, io.BytesIO(content))
         end = file.offset
-    os.truncate(path, end)  # addfile wrote no data for the last image
+    info.size = size
+    with path.open("r+b") as raw:  # since Python 3.13 `addfile` refuses a size without data
+        header = info.tobuf(tarfile.GNU_FORMAT)
+        raw.seek(end - len(header) - 512)  # the header of the last image, whose data fill a block
+        raw.write(header)
+        raw.truncate()
+        end = raw.tell()
     os.truncate(path, end + -(-size // 512) * 512 + 1024)
 
 
