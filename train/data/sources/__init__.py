@@ -85,7 +85,8 @@ def place_exists(where: str) -> bool:
     """Return whether there is anything at a path, or at one that a pattern fits, as it follows a prefix of `--data`."""
     match = _PLACE_AND_OPTIONS.fullmatch(where)
     path = os.path.expanduser(match[1] if match else where)
-    return os.path.exists(path) or any(glob.iglob(re.sub(r"\{[^{}]*\}", "*", path)))
+    pattern = re.sub(r"\{[^{}]*\}", "*", path)  # a range in braces may have a million names
+    return os.path.exists(path) or any(glob.iglob(pattern))
 
 
 def open_dataset(spec: str, held_out: float | str | None = None) -> Dataset:
