@@ -59,7 +59,7 @@ class Stage:
 
 POOL = ("attn_pool.q", "attn_pool.mlp.fc")  # without them, attention pooling is a linear layer of the mean
 ALL = (*_ATTENTION, *_MLP, *_NORM_BIASES, *POOL)
-STEM = Stage("positions of the pooled tokens, norms, pooling and classifier", ALL, ALL)
+STEM = Stage("the parts outside of the blocks (positions of the pooled tokens, norms, pooling, classifier)", ALL, ALL)
 MLP = Stage("the MLP of the first block", (*_ATTENTION, "blocks.attn.norm.bias", *POOL), ALL)
 SUM = Stage("the sum of attention and MLP", ("blocks.attn.proj.weight", *POOL), ALL)
 ATTENTION = Stage("attention of the first block", POOL, ALL)
@@ -98,7 +98,7 @@ class Failure:
         what = STAGES[self.stage].what
         if self.difference == np.inf:
             return f"{before}{what} cannot be expressed: {self.detail}; {self.remedy}"
-        differ = "differ" if what.endswith(("classifier", "together")) else "differs"
+        differ = "differ" if what.endswith((")", "together")) else "differs"
         noun = "hypothesis" if self.tried == 1 else "hypotheses"
         detail = f": {self.detail}" if self.detail else ""
         measured = f"{self.difference:.1e} (relRMS in float64, {self.tried} {noun} tried)"

@@ -181,5 +181,5 @@ def test_a_collection_that_the_checkpoint_lacks_is_an_assumption(tmp_path: Path)
 
 def test_a_table_of_positions_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     given = {**SHARED, "norms.eps": 1e-5, "positions.kind": "fixed", "positions.table": "sincos_2d_mae"}
-    with pytest.raises(InputError, match="pooling and classifier differ by"):
+    with pytest.raises(InputError, match=r"pooling, classifier. differ by"):
         derived("Buffered(factor=2.0)", tmp_path, given=given)
