@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,7 @@ from parity.terminal import print_lines, print_report
 from vit_spec import InputError
 
 if TYPE_CHECKING:
+    from parity.comparison.diagnosis import CommandLineSource
     from parity.comparison.golden import Verification
     from parity.comparison.invariance.twins import TwinsInvariance
     from parity.comparison.report import Report
@@ -61,13 +63,25 @@ def check(args: argparse.Namespace) -> int:
             report = of_twins = _compare_twins(checkpoint, args, progress)
             if args.html:
                 progress("the HTML report")
-                written = html_report.write(of_twins, checkpoint, args.html, source=args.source, seed=args.seed)
+                source = _command_line_source(args)
+                words = source.options({})
+                written = html_report.write(
+                    of_twins, checkpoint, args.html, source=source.name, options=words, seed=args.seed
+                )
     if args.json:
         print_json("parity.check/1", {**report.facts(), **checkpoint_facts(checkpoint)})
     else:
         print_lines(*describe_checkpoint(checkpoint), *(f"wrote {path}" for path in written))
         print_report(report)
     return 0 if report.passed else 1
+
+
+def _command_line_source(args: argparse.Namespace) -> "CommandLineSource":
+    """Return SRC with the options that say how it is read."""
+    from parity.comparison.diagnosis import CommandLineSource
+
+    given = parse_overrides(args.set)
+    return CommandLineSource(args.source, args.format, given, args.strip, tuple(args.ignore), tuple(args.format_file))
 
 
 def diagnose(args: argparse.Namespace) -> int:
@@ -85,9 +99,7 @@ def diagnose(args: argparse.Namespace) -> int:
         checkpoint = load_source(args)
     other = load_other(args)
     check_format_files_used(args, checkpoint.format, *([other.format] if other else []))
-    source = diagnosis.CommandLineSource(
-        args.source, args.format, overrides, args.strip, tuple(args.ignore), tuple(args.format_file)
-    )
+    source = replace(_command_line_source(args), given=overrides)
     with spinner(quiet=args.json) as progress:
         if other:
             found = diagnosis.diagnose_against(

@@ -35,6 +35,16 @@ class CommandLineSource:
     ignore: tuple[str, ...] = ()
     format_files: tuple[str, ...] = ()
 
+    def options(self, fields: Fields) -> list[str]:
+        """Return the words of the command line that read the checkpoint, with further fields of the config."""
+        words = [word for path in self.format_files for word in ("--format-file", path)]
+        words += ["--from", self.format] if self.format else []
+        words += ["--strip", self.strip] if self.strip else []
+        words += [word for pattern in self.ignore for word in ("--ignore", pattern)]
+        for name, value in {**(self.given or {}), **fields}.items():
+            words += ["--set", f"{name}={_flag_value(name, value)}"]
+        return words
+
 
 def remedy(causes: Iterable[Hypothesis], checkpoint: Checkpoint, source: CommandLineSource) -> str:
     """Return the command that fixes these causes, and instructions for the causes that no command fixes, a line each."""
@@ -70,13 +80,7 @@ def _config_suffices(fields: Fields, checkpoint: Checkpoint) -> bool:
 
 def _convert_command(fields: Fields, causes: Iterable[str], source: CommandLineSource) -> str:
     """Return the command that writes the checkpoint with other fields of the config and with causes repaired."""
-    words = ["python", "-m", "parity", "convert", source.name, FIXED_FILE, "--to", "torch"]
-    words += [word for path in source.format_files for word in ("--format-file", path)]
-    words += ["--from", source.format] if source.format else []
-    words += ["--strip", source.strip] if source.strip else []
-    words += [word for pattern in source.ignore for word in ("--ignore", pattern)]
-    for name, value in {**(source.given or {}), **fields}.items():
-        words += ["--set", f"{name}={_flag_value(name, value)}"]
+    words = ["python", "-m", "parity", "convert", source.name, FIXED_FILE, "--to", "torch", *source.options(fields)]
     for name in causes:
         words += ["--mend", name]
     return shlex.join(words)

@@ -58,6 +58,7 @@ class Diagnosis:
     remarks: notes on how the expected outputs were read, and hints.
     discarded: causes that could not be run, each with the exception.
     possible_rounding: the rounding that may cause the remaining difference, or "" if the difference is negligible.
+    decided_by: what would tell this rounding from a fault.
     """
 
     matched: tuple[Cause, ...]
@@ -77,6 +78,7 @@ class Diagnosis:
     remarks: tuple[str, ...] = ()
     discarded: tuple[str, ...] = ()
     possible_rounding: str = ""
+    decided_by: str = "float64 outputs and intermediates such as patch_embed and blocks.0"
 
     @property
     def passed(self) -> bool:
@@ -106,7 +108,7 @@ class Diagnosis:
         if self.passed and not self.matched and self.possible_rounding:
             return (
                 f"MATCH: {agreement}, which is within what {self.possible_rounding} could cause ({tolerance}); a fault of "
-                "this size could too: float64 outputs and intermediates such as patch_embed and blocks.0 would decide"
+                f"this size could too: {self.decided_by} would decide"
             )
         if self.passed and not self.matched:
             return f"MATCH: {'' if self.caveat else 'nothing is wrong, '}{agreement} ({tolerance})"

@@ -3,6 +3,7 @@
 import hashlib
 import shlex
 from base64 import b64encode
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +55,13 @@ def _is_of_a_report(path: Path) -> bool:
 
 
 def write(
-    report: Report, checkpoint: Checkpoint, path: str | Path, *, source: str = "SRC", seed: int | None = None
+    report: Report,
+    checkpoint: Checkpoint,
+    path: str | Path,
+    *,
+    source: str = "SRC",
+    options: Sequence[str] = (),
+    seed: int | None = None,
 ) -> list[Path]:
     """Write the page, and its main plot as a PNG file of the same name; those of an earlier report are replaced atomically.
 
@@ -63,6 +70,7 @@ def write(
         checkpoint: the weights that were compared, for the attention maps of a sample image.
         path: path of the page, which ends in .html.
         source: the weights as given on the command line, which the page shows and uses in commands.
+        options: the words of the command line that say how to read them, such as "--from" and its value.
         seed: seed of the random images; None if images were given.
 
     Returns:
@@ -74,7 +82,7 @@ def write(
     path = check_output_path(path)
     from parity.comparison.html_report import attention, plot
 
-    page = render(report, attention.compute_attention_maps(checkpoint), source=source, seed=seed)
+    page = render(report, attention.compute_attention_maps(checkpoint), source=source, options=options, seed=seed)
     contents = (page.encode(), plot.error_png(report, title(report), GENERATOR))
     for each, content in zip(_output_paths(path), contents, strict=True):
         with atomic_replace(each, check=_check_replaceable) as partial:  # it may be new since `check_output_path`
@@ -90,7 +98,14 @@ def title(report: Report) -> str:
     return f"{verdict}: {view.describe_model(report.config)}, {len(report.measures)} tensors, level {report.level}"
 
 
-def render(report: Report, maps: "AttentionMaps", *, source: str = "SRC", seed: int | None = None) -> str:
+def render(
+    report: Report,
+    maps: "AttentionMaps",
+    *,
+    source: str = "SRC",
+    options: Sequence[str] = (),
+    seed: int | None = None,
+) -> str:
     """Return the page as text; see `write`.  The same report and maps give the same text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -114,6 +129,7 @@ def render(report: Report, maps: "AttentionMaps", *, source: str = "SRC", seed: 
         generator=GENERATOR,
         maps=maps,
         source=shlex.quote(source),
+        options=shlex.join(options),
         seed=seed,
         view=view,
         plot=plot,

@@ -35,6 +35,11 @@ class AttentionMaps:
         difference: Array = self.jax - self.torch
         return difference
 
+    @property
+    def are_finite(self) -> bool:
+        """Whether no weight is NaN, as where the products of queries and keys exceed the range of float32."""
+        return bool(np.isfinite(self.jax).all() and np.isfinite(self.torch).all())
+
 
 def compute_attention_maps(checkpoint: Checkpoint) -> AttentionMaps:
     """Compute the attention of the last block for a drawing of the config's image size, in both twins."""

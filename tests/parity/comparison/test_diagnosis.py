@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -589,6 +590,23 @@ def test_another_checkpoint_shows_the_field_that_differs() -> None:
         ("norms.eps is 1e-06, and 0.001 in the other checkpoint",),
         ("LayerNorm eps",),
     )
+
+
+@pytest.mark.parametrize("eps", [1e-9, 1e-6])
+def test_a_large_model_is_not_said_to_be_another_one_because_float32_hides_a_difference(
+    eps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["parity.comparison.diagnosis.diagnose"], "MAX_FLOAT64_PARAMETERS", 0)
+    arrays = {name: 3 * array for name, array in checkpoint().arrays.items()}  # activations of the size of trained models
+    one, other = (Checkpoint(PLAIN.replace(norms={"eps": each}), "torch", arrays) for each in (eps, 1e-12))
+    diagnosis = diagnose_against(one, other, pairs=0)
+    assert diagnosis.evidence == (f"norms.eps is {eps}, and 1e-12 in the other checkpoint",)
+    if eps == 1e-9:
+        assert diagnosis.passed and diagnosis.before == 0
+        assert "nothing is wrong" not in diagnosis.verdict and "--against" in diagnosis.verdict
+    else:
+        assert {"LayerNorm eps is 1e-12", "LayerNorm eps is 1e-10"} <= {str(cause) for cause in diagnosis.matched}
+        assert re.fullmatch(r"on images of noise their outputs differ by .*, less than the tolerance, .*", diagnosis.apart)
 
 
 # Remedies -------------------------------------------------------------------------------------------------------------

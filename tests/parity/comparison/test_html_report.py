@@ -171,6 +171,21 @@ def test_the_reason_of_an_infinite_error_is_told_once():
     assert section.text.count("∞: only one twin computes it.") == 1
 
 
+def test_the_command_of_the_next_step_reads_the_weights_as_the_check_did():
+    options = ["--from", "timm", "--set", "norms.eps=1e-05", "--ignore", "head\\..*"]
+    (section,) = render_page(failing_report(), source="my vit.pth", options=options).all("section", id="failure")
+    command = r"python -m parity diagnose 'my vit.pth' --from timm --set norms.eps=1e-05 --ignore 'head\..*' --logits"
+    assert command in section.text
+
+
+def test_attention_that_is_not_finite_is_not_drawn():
+    infinite = np.where(np.arange(MAPS.jax.size).reshape(MAPS.jax.shape) == 3, np.nan, MAPS.jax)
+    (section,) = Page(html_report.render(passing_report(), replace(MAPS, jax=infinite))).all("section", id="attention")
+    assert "is not finite, so it is not drawn" in section.text and "nan" not in section.text
+    (drawn,) = render_page(passing_report()).all("section", id="attention")
+    assert "No weight of any head differs by more than" in drawn.text
+
+
 # Self-contained ------------------------------------------------------------------------------------------------------
 
 
