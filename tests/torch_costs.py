@@ -192,6 +192,8 @@ def cases() -> dict[str, dict[str, Any]]:
         found[f"drop path, remat {remat}"] = {**plain, "config": CONFIG.replace(regularisation=rates), "remat": remat}
         dropout = CONFIG.replace(regularisation={"mlp_drop": 0.2})
         found[f"dropout, remat {remat}"] = {**plain, "config": dropout, "rng": "shared", "remat": remat}
+    norms = {"layer_scale": 0.1, "mlp_layer_scale": False}
+    found["layer scale of attention, remat full"] = {**plain, "config": CONFIG.replace(norms=norms), "remat": "full"}
     found["bfloat16"] = {**plain, "dtype": "bfloat16"}
     found["bfloat16 and replicated"] = {**plain, "mesh": "data=8", "dtype": "bfloat16"}
     found["one part"] = {**plain, "accumulate": 1}

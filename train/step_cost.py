@@ -119,21 +119,28 @@ class Step:
         """Return the names of those mesh axes that are longer than 1, joined by "+"."""
         return "+".join(name for name in axes if self.sizes[name] > 1)
 
-    def estimate(self, memory: dict[str, int], transfers: dict[tuple[str, str], int]) -> MemoryEstimate:
-        """Return the estimate with these parts, without those that are zero, and with the FLOPs of the step."""
+    def estimate(
+        self, memory: dict[str, int], transfers: dict[tuple[str, str], int], recomputed: tuple[bool, bool]
+    ) -> MemoryEstimate:
+        """Return the estimate with these parts, without those that are zero, and with the FLOPs of the step.
+
+        recomputed: whether remat "full" recomputes the output of attention, and that of the MLP.
+        """
         return MemoryEstimate(
             {name: size for name, size in memory.items() if size},
             {key: size for key, size in transfers.items() if size and key[1]},
             self.recipe.batch_size * flops_per_image(self.config),
-            self._recomputed_flops(),
+            self._recomputed_flops(*recomputed),
         )
 
-    def _recomputed_flops(self) -> int:
-        """Return the FLOPs of recomputation: the forward pass of the blocks; with "dots" the products inside attention."""
+    def _recomputed_flops(self, attention_output: bool, mlp_output: bool) -> int:
+        """Return the FLOPs of recomputation: with "dots" products inside attention, with "full" those with weights too."""
         c = self.config
         attention = c.depth * 4 * self.tokens**2 * c.num_heads * c.head_dim
-        outside = next(each.row.size for each in self.parameters if each.row.name == "patch_embed.proj.weight")
-        by_remat = {"none": 0, "dots": attention, "full": training_flops(c) - 2 * outside * self.patches}
+        names = ["attn.qkv", *["attn.proj"] * attention_output, "mlp.fc1", *["mlp.fc2"] * mlp_output]
+        weights = {f"blocks.{name}.weight" for name in names}
+        entries = sum(parameter.row.size for parameter in self.parameters if parameter.row.name in weights)
+        by_remat = {"none": 0, "dots": attention, "full": attention + 2 * self.tokens * entries}
         return self.recipe.batch_size * by_remat[self.recipe.remat]
 
 

@@ -31,7 +31,7 @@ def estimate_memory(
         InputError: the batch is not divisible by the mesh.
     """
     s = Step.of(config, recipe, sizes, param_bytes)
-    return s.estimate(_memory(s), _transfers(s, compiler))
+    return s.estimate(_memory(s), _transfers(s, compiler), _recomputed_outputs(s))
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def estimate_memory(config: ViTConfig, recipe: Recipe, sizes: AxisSizes, *, para
     if sizes["tensor"] > 1:
         check_tensor_support(config, recipe)
     s = Step.of(config, recipe, sizes, param_bytes)
-    return s.estimate(_memory(s), _transfers(s))
+    return s.estimate(_memory(s), _transfers(s), _recomputed_outputs(s))
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
@@ -274,11 +274,7 @@ def _activation_transfers(s: Step) -> int:
     inputs of the first ones in the backward pass.
     """
     c, tensor = s.config, s.sizes["tensor"]
-    # A recomputed pass ends with the last tensor that the backward pass needs.  It sums the output of the MLP only if an
-    # operation after it (norm, layer scale, dropout) stores a tensor.
-    is_followed = c.norms.layer_scale is not None or c.norms.order in ("post", "res_post")
-    is_followed = is_followed or bool(c.regularisation.mlp_drop or c.regularisation.drop_path)
-    outputs = 2 + (0 if s.recipe.remat == "none" else 1 + is_followed)
+    outputs = 2 + (0 if s.recipe.remat == "none" else sum(_recomputed_outputs(s)))
     size = s.images * c.depth * (2 + outputs) * s.tokens * c.width * s.compute_bytes
     if c.head.pool == "attention":
         divided = c.pool_heads % tensor == 0
@@ -289,3 +285,15 @@ def _activation_transfers(s: Step) -> int:
         offsets = math.prod(2 * side - 1 for side in c.grid)
         size += tables * offsets * c.positions.relative_dim * s.wide_bytes
     return size
+
+
+def _recomputed_outputs(s: Step) -> tuple[bool, bool]:
+    """Return whether a recomputed block has the output of attention, and that of the MLP.
+
+    A recomputed pass ends with the last tensor that the backward pass needs.  It has the output of the MLP only if an
+    operation after it (norm, layer scale, dropout) stores a tensor.
+    """
+    norms, rates = s.config.norms, s.config.regularisation
+    is_scaled = norms.layer_scale is not None if norms.order == "parallel" else norms.has_second_scale
+    is_dropped = bool(rates.mlp_drop or rates.drop_path)
+    return True, is_scaled or is_dropped or norms.order in ("post", "res_post")
