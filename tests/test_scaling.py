@@ -108,16 +108,26 @@ def test_the_first_plan_that_fits_recomputes_least() -> None:
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_no_smaller_batch_pays(overlaps: bool) -> None:
-    batch = smallest_batch("vit_l16", "data=-1,fsdp=8", 64, H100, 0.4, overlaps)
-    assert batch is not None
+@pytest.mark.parametrize(
+    ("name", "devices", "remat"), [("vit_l16", 64, "none"), ("vit_22b14", 16, "dots"), ("vit_22b14", 64, "full")]
+)
+def test_no_smaller_batch_pays_and_it_fits(name: str, devices: int, remat: str, overlaps: bool) -> None:
+    plan = smallest_batch(name, "data=-1,fsdp=8", devices, H100, 0.4, overlaps)
+    assert plan is not None and plan.recipe.remat == ("none" if overlaps else remat)
+    images = plan.recipe.batch_size // devices
+    smaller, found = (fitting_plan(name, "data=-1,fsdp=8", devices, H100, each) for each in (images - 1, images))
+    assert found == plan and smaller is not None
     efficiency = [
         times.best_efficiency if overlaps else times.efficiency
-        for images in (batch // 64 - 1, batch // 64)
-        if (times := make_plan("vit_l16", "data=-1,fsdp=8", 64, images).times(H100, 0.4))
+        for times in (smaller.times(H100, 0.4), plan.times(H100, 0.4))
     ]
     assert efficiency[0] < 0.8 <= efficiency[1]
-    assert smallest_batch("vit_l16", "data=-1,tensor=8", 64, H100, 0.4, overlaps) is None
+
+
+def test_some_meshes_have_no_efficient_batch_that_fits() -> None:
+    assert smallest_batch("vit_l16", "data=-1,tensor=8", 64, H100, 0.4, True) is None
+    assert smallest_batch("vit_22b14", "data=-1,tensor=8", 64, H100, 0.4, False) is None
+    assert smallest_batch("vit_22b14", "data=-1", 64, H100, 0.4, True) is None
 
 
 COMPILED = [

@@ -35,6 +35,7 @@ from benchmarks.scaling.times import GIB, H100, TPU_V5P, Machine
 from train.plan import bytes_sent
 
 UTILIZATION = 0.4  # the default of --plan
+SMALLEST = f"smallest batch that fits with an efficiency of {THRESHOLD}, with and without overlap"
 AXES = ("data", "fsdp", "data+fsdp", "tensor")
 
 
@@ -42,7 +43,7 @@ def print_model(name: str, utilization: float) -> None:
     """Print memory, times and efficiency of a model on H100 by mesh and number of devices, and the bytes that it sends."""
     plans = {label: [fitting_plan(name, mesh, count, H100) for count in COUNTS] for label, mesh in MESHES.items()}
     tables: dict[str, Any] = {
-        "Memory per device, GiB": _format_memory,
+        "Memory per device, GiB": lambda plan: _with_options(f"{plan.memory / GIB:.1f}", plan),
         "Compute + communication along data and fsdp + along tensor, ms": lambda plan: " + ".join(
             f"{1e3 * seconds:.1f}" for seconds in plan.times(H100, utilization)
         ),
@@ -54,7 +55,7 @@ def print_model(name: str, utilization: float) -> None:
         _print_rows(COUNTS, {label: [cell(p) if p else "-" for p in row] for label, row in plans.items()})
     print(f"Sent per device and step with {COUNTS[-1]} devices, by axis, GiB:\n")
     _print_rows(AXES, {label: _sent_cells(row[-1]) for label, row in plans.items() if row[-1]})
-    print(f"Smallest batch with an efficiency of {THRESHOLD}, with and without overlap:\n")
+    print(f"{SMALLEST.capitalize()}:\n")
     _print_smallest_batches(H100, {count: (name, count) for count in COUNTS}, utilization)
 
 
@@ -67,11 +68,11 @@ def _print_rows(columns: Iterable[Any], rows: dict[str, list[str]]) -> None:
     print(flush=True)
 
 
-def _format_memory(plan: Plan) -> str:
-    """Return the memory, and what `--remat` recomputes and the parts of `--accumulate` if it would not fit without."""
+def _with_options(value: str, plan: Plan) -> str:
+    """Return a value with what `--remat` recomputes and the parts of `--accumulate`, if the plan would not fit without."""
     options = [plan.recipe.remat] if plan.recipe.remat != "none" else []
     options += [f"/ {plan.recipe.accumulate}"] if plan.recipe.accumulate > 1 else []
-    return " ".join([f"{plan.memory / GIB:.1f}", *options])
+    return " ".join([value, *options])
 
 
 def _efficiencies(plan: Plan, utilization: float) -> tuple[float, float]:
@@ -87,13 +88,14 @@ def _sent_cells(plan: Plan) -> list[str]:
 
 
 def _print_smallest_batches(machine: Machine, columns: dict[Any, tuple[str, int]], utilization: float) -> None:
-    """Print the smallest batches at which each mesh pays.  columns: model and number of devices."""
+    """Print the smallest batches that fit and with which each mesh pays.  columns: model and number of devices."""
 
     def cell(mesh: str, name: str, count: int) -> str:
         if not fitting_plan(name, mesh, count, machine, images=1):
             return "does not fit"
-        best, worst = (smallest_batch(name, mesh, count, machine, utilization, overlaps) for overlaps in (True, False))
-        return "none" if best is None else f"{best:,} to {f'{worst:,}' if worst else 'none'}"
+        plans = (smallest_batch(name, mesh, count, machine, utilization, overlaps) for overlaps in (True, False))
+        best, worst = (_with_options(f"{plan.recipe.batch_size:,}", plan) if plan else "none" for plan in plans)
+        return "none" if best == "none" else f"{best} to {worst}"
 
     _print_rows(columns, {label: [cell(mesh, *column) for column in columns.values()] for label, mesh in MESHES.items()})
 
@@ -140,7 +142,7 @@ def main() -> None:
         print(f"{BATCH_SIZE:,} images per step, {args.utilization:.0%} of the peak")
         for name in MODELS:
             print_model(name, args.utilization)
-        print(f"\n## {TPU_V5P.name}: smallest batch with an efficiency of {THRESHOLD}, with and without overlap\n")
+        print(f"\n## {TPU_V5P.name}: {SMALLEST}\n")
         columns = {f"{name}, {COUNTS[-1]}": (name, COUNTS[-1]) for name in MODELS}
         _print_smallest_batches(TPU_V5P, columns, args.utilization)
 

@@ -1,6 +1,7 @@
 """The models, meshes and steps that are compared, and the smallest batches with which a mesh is efficient."""
 
-from functools import cache
+from bisect import bisect_left
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import vit_spec
@@ -41,6 +42,10 @@ class Plan(NamedTuple):
         """Bytes per device with a fused attention kernel, which stores no attention weights."""
         return self.estimate.total - self.estimate.memory.get("attention weights", 0)
 
+    def fits(self, machine: Machine) -> bool:
+        """Return whether the usable memory of a device is enough."""
+        return self.memory <= USABLE_FRACTION * machine.memory
+
     def times(self, machine: Machine, utilization: float) -> StepTimes:
         """Return the times of the step."""
         return step_times(self.config, self.recipe, self.sizes, self.estimate, machine, utilization)
@@ -72,25 +77,30 @@ def fitting_plan(name: str, mesh: str, devices: int, machine: Machine, images: i
     parts = [2**power for power in range(images.bit_length()) if images % 2**power == 0]
     for remat, accumulate in [("none", 1), ("dots", 1), *(("full", n) for n in parts)]:
         found = make_plan(name, mesh, devices, images, remat, accumulate)
-        if found.memory <= USABLE_FRACTION * machine.memory:
+        if found.fits(machine):
             return found
     return None
 
 
-def smallest_batch(name: str, mesh: str, devices: int, machine: Machine, utilization: float, overlaps: bool) -> int | None:
-    """Return the smallest batch at which the efficiency is `THRESHOLD`, whether or not it fits; None if there is none.
+def smallest_batch(name: str, mesh: str, devices: int, machine: Machine, utilization: float, overlaps: bool) -> Plan | None:
+    """Return the plan with the smallest batch that fits and has an efficiency of `THRESHOLD`; None if there is none.
+
+    It recomputes least of those that fit.  It does not accumulate: each part of a batch has the collectives of a whole
+    batch, and the sum of the gradients leaves less memory to it.
 
     overlaps: whether communication along `data` and `fsdp` overlaps with compute.
     """
 
-    def pays(images: int) -> bool:
-        times = make_plan(name, mesh, devices, images).times(machine, utilization)
+    def pays(plan: Plan) -> bool:
+        times = plan.times(machine, utilization)
         return (times.best_efficiency if overlaps else times.efficiency) >= THRESHOLD
 
-    low, high = 0, MAX_IMAGES  # too few, and enough
-    if not pays(high):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
-    return make_plan(name, mesh, devices, high).recipe.batch_size
+    fewest = 1  # images in each shard that do not fit with less recomputation
+    for remat in ("none", "dots", "full"):
+        plans = [partial(make_plan, name, mesh, devices, images, remat) for images in range(fewest, MAX_IMAGES + 1)]
+        first = bisect_left(plans, True, key=lambda make: pays(make()))
+        limit = bisect_left(plans, True, key=lambda make: not make().fits(machine))
+        if first < limit:
+            return plans[first]()
+        fewest += limit
+    return None
