@@ -92,7 +92,7 @@ def _count_flops(config: ViTConfig, patches: int, tokens: int) -> int:
     matrices = sum(
         2 * row.size * _count_multiplied_tokens(row, config, patches, tokens)
         for row in rows(config).values()
-        if _is_matrix(row)
+        if row.decays  # the matrices
     )
     attention = config.depth * 4 * tokens * tokens * inner
     if config.head.pool == "attention":
@@ -193,11 +193,6 @@ def _count_patches_and_tokens(config: ViTConfig, image_size: ImageSize | None) -
     size = config.image_size if image_size is None else coerce_field("image_size", image_size)
     rows, columns = config.grid_of(*size)
     return rows * columns, config.num_prefix + rows * columns
-
-
-def _is_matrix(row: Row) -> bool:
-    """Return whether a parameter is a matrix: a weight with two or more axes besides `block` (a norm has one)."""
-    return row.name.endswith(".weight") and len(set(row.axes) - {"block"}) > 1
 
 
 def _count_pooled_tokens(config: ViTConfig, tokens: int) -> int:

@@ -90,7 +90,7 @@ def test_without_pooling_the_head_multiplies_every_token():
 
 
 def test_elementwise_options_add_no_flops():
-    changes = {"qk_norm": True, "qkv_bias": "none"}
+    changes = {"qk_norm": True, "out_norm": True, "qkv_bias": "none"}
     assert flops(SMALL.replace(attention=changes, norms={"layer_scale": 0.1, "before_blocks": True})) == flops(SMALL)
 
 
