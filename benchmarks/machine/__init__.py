@@ -54,7 +54,7 @@ def available_memory() -> int:
 
 
 def product_shapes(config: ViTConfig, batch_size: int) -> list[tuple[Shape, int]]:
-    """Return the shapes of the matrix products of a forward pass, and how often each is computed.
+    """Return the shapes of the matrix products of patch embedding and blocks, and how often each is computed.
 
     Products with weights are one matrix of all tokens of the batch; those of attention are one for each image and head.
     """
@@ -63,8 +63,8 @@ def product_shapes(config: ViTConfig, batch_size: int) -> list[tuple[Shape, int]
     m = batch_size * tokens
     blocks = [
         (1, m, width, 3 * heads * dim),
-        (1, m, heads * dim, width),
-        (1, m, width, config.mlp_dim),
+        *[(1, m, heads * dim, width)] * config.attention.proj,
+        (1, m, width, config.mlp_dim * (2 if config.mlp.is_gated else 1)),
         (1, m, config.mlp_dim, width),
         (batch_size * heads, tokens, dim, tokens),
         (batch_size * heads, tokens, tokens, dim),
