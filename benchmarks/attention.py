@@ -35,7 +35,7 @@ def main() -> None:
     module = ViTModule(config, vit_jax.Execution(attention="explicit"))
     shape = (32, config.num_tokens, config.num_heads, config.head_dim)
     q, k, v = np.random.default_rng(0).standard_normal((3, *shape)).astype(np.float32)
-    ours = jax.jit(partial(nn.apply(partial(attention, rate=0.0, noise=None), module), {}))
+    ours = jax.jit(partial(nn.apply(partial(attention, scale=config.scale, rate=0.0, noise=None), module), {}))
     theirs = jax.jit(jax.nn.dot_product_attention)
     np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), rtol=1e-4, atol=1e-5)
     times = [(time_call(theirs, q, k, v), time_call(ours, q, k, v)) for _ in range(PAIRS)]

@@ -7,8 +7,8 @@ are those of an initialized model with noise on every entry.  The two images are
 tensor that `parity.compare` measures is tested.
 """
 
+import argparse
 import platform
-import sys
 from importlib.metadata import version
 from typing import Any
 
@@ -36,11 +36,14 @@ def table_row(name: str, fusion: str, report: Report) -> str:
 
 def main() -> None:
     """Print the table, each row as soon as it is computed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
+    models = parser.parse_args().models
     versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "flax", "torch", "numpy"))
     print(f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, {versions}\n")
     print("| model | fusion | forward | gradients | logits, float32 | gradient, float32 | tensors | |")
     print("|---|---|---|---|---|---|---|---|")
-    for name in sys.argv[1:] or MODELS:
+    for name in models:
         config = vit_spec.get(name)
         params = perturbed_params(config)
         for fusion, options in FUSION.items():

@@ -71,7 +71,7 @@ def main() -> None:
     torch.set_default_dtype(getattr(torch, args.dtype))
     source = open_dataset("digits")
     recipe = regularised(args.config, source, args.steps, 2)
-    config = choose_model(recipe, source, "classes")[0]
+    config = choose_model(recipe, source, "classes", None)[0]
     schedule = Schedule.from_recipe(recipe, len(source.train))
     drawn = draw_initial_weights(config, recipe.seed)
     start = replace(drawn, arrays={name: array.astype(dtype) for name, array in drawn.arrays.items()})

@@ -104,7 +104,7 @@ def measure(
         batch = ["--batch-size", str(batch_size), "--model.image-size", "224", "224"]
         request = parse_request(trainer, ["--config", config_name, "--data", f"folder:{images_folder}", *batch, *arguments])
         recipe, source = request.recipe, request.source
-        config, _, _ = choose_model(recipe, source, "classes")
+        config, _, _ = choose_model(recipe, source, "classes", None)
         engine = make_engine(
             config,
             recipe,

@@ -4,8 +4,8 @@ Run `python -m benchmarks.invariance [MODEL ...]`.  It prints the table "Batch i
 Weights are those of an initialized model with noise on every entry; the eight images are noise.
 """
 
+import argparse
 import platform
-import sys
 from importlib.metadata import version
 
 import vit_spec
@@ -29,10 +29,13 @@ def table_rows(name: str, report: InvarianceReport) -> list[str]:
 
 def main() -> None:
     """Print the table, each model as soon as it is computed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", default=["vit_s16"], metavar="MODEL")
+    models = parser.parse_args().models
     versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "flax", "torch", "numpy"))
     print(f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, {versions}\n")
     print("| model | twin | condition | float32 | float64 |\n|---|---|---|---|---|")
-    for name in sys.argv[1:] or ["vit_s16"]:
+    for name in models:
         config = vit_spec.get(name)
         report = twins_invariance(as_checkpoint(perturbed_params(config), config, "jax"))
         print("\n".join([*table_rows(name, report.jax), *table_rows(name, report.torch)]), flush=True)

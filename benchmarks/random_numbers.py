@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 import vit_jax.layers
+import vit_jax.noise
 import vit_spec
 import vit_torch
 from train.data.batches import Batch
@@ -43,7 +44,7 @@ def dropouts(config: vit_spec.ViTConfig, batch_size: int) -> dict[str, Step]:
     shape = (batch_size, config.num_heads, config.num_tokens, config.num_tokens)
     x = torch.rand(shape)
     noise = make_noise(config, vit_torch.Key(vit_torch.random_key(0)))[0]
-    of_jax = vit_jax.layers.make_noise(config, jax.random.key(0))[0]
+    of_jax = vit_jax.noise.make_noise(config, jax.random.key(0))[0]
 
     def shared(x: torch.Tensor) -> torch.Tensor:
         return torch.where(noise.keeps(Site.ATTENTION, shape, signed_threshold(RATE)), x / (1 - RATE), 0)

@@ -95,7 +95,8 @@ def fault_outcome(report: Report) -> str:
         return "found"
     if any(each.dtype == "float64" for each in report.unjudged):
         return "cannot be judged"
-    difference = max(m.difference for m in report.measures) if report.parts is None else report.parts
+    largest = report.largest_part_error
+    difference = max(m.difference for m in report.measures) if largest is None else largest
     return "makes no difference" if difference <= FLOAT64_TOLERANCE else "missed"
 
 
