@@ -11,7 +11,8 @@ import os
 import stat
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -20,13 +21,15 @@ from typing import Literal, Self
 import numpy as np
 
 from train.data.sources import Dataset, Examples
+from train.data.sources.examples import NamedFiles
 from train.data.sources.files import raise_if_inaccessible
 from vit_spec import InputError, bounded_json
 from vit_spec.printable import escape_surrogates
 
 CompareMode = Literal["sample", "all", "none"]
 
-VERSION = 1  # of the way a fingerprint is computed
+VERSION = 2  # of the way a fingerprint is computed
+COUNTS_TWICE = 1  # the version that counts files with both training and held-out images twice, as of npz
 MAX_SAMPLED_FILES = 1024
 SAMPLE_BYTES = 1 << 16  # of a chunk
 MAX_SAMPLED_BYTES = MAX_SAMPLED_FILES * SAMPLE_BYTES
@@ -44,6 +47,8 @@ class Fingerprint:
     names, sizes, times: digests of the files' names below the data set's folder, sizes, and modification times.
     contents: a digest of all bytes; None if only a sample was read.
     sample: (name, size, digest of the sampled contents) of each sampled file.
+    version: the way the fingerprint is computed.
+    paths: the paths of the sampled files, for messages; not recorded.
     """
 
     answers: tuple[str, str]
@@ -54,19 +59,22 @@ class Fingerprint:
     times: str
     contents: str | None
     sample: tuple[tuple[str, int, str], ...]
+    version: int = VERSION
+    paths: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
-    def compute(cls, source: Dataset, *, every_byte: bool = False) -> Self:
+    def compute(cls, source: Dataset, *, every_byte: bool = False, version: int = VERSION) -> Self:
         """Compute the fingerprint of a data set.
 
         every_byte: read all contents, not only a sample.
+        version: that of the fingerprint to compare with.
 
         Raises:
             InputError: a file that cannot be read.
         """
-        file_lists = [source.train.files]
-        if source.held_out.files is not source.train.files:
-            file_lists.append(source.held_out.files)
+        train, held_out = source.train.files, source.held_out.files
+        is_once = held_out is train or (version != COUNTS_TWICE and _have_same_paths(train, held_out))
+        file_lists = [train] if is_once else [train, held_out]
         sizes, times, names = array("q"), array("q"), blake2b(digest_size=16)
         for name, path in chain(*file_lists):
             try:
@@ -96,6 +104,8 @@ class Fingerprint:
             blake2b(times, digest_size=16).hexdigest(),
             contents.hex if every_byte else None,
             tuple(sample),
+            version,
+            tuple(escape_surrogates(path) for _, path in rows),
         )
 
     @property
@@ -104,26 +114,36 @@ class Fingerprint:
         return self.contents is not None or (self.files <= MAX_SAMPLED_FILES and self.size <= MAX_SAMPLED_BYTES)
 
     def difference(self, now: "Fingerprint") -> str:
-        """Return the first difference between this and a later fingerprint, as text; "" if there is none."""
+        """Return how the data differ now, as text; "" if they do not.
+
+        now: a fingerprint of the same version, as `compute` returns it.
+        """
         if self.files != now.files or self.names != now.names:
             return f"{_count_files(self)} before and {_count_files(now)} now{_renamed_files(self, now)}"
-        # The same names in the same order give the same sample.  A name can occur twice, in two splits.
-        pairs = list(zip(self.sample, now.sample, strict=False))
-        sizes = [(name, size, then[1]) for (name, size, _), then in pairs if then[1] != size]
+        return ", and ".join(filter(None, (self._difference_of_files(now), self._difference_of_answers(now))))
+
+    def _difference_of_files(self, now: "Fingerprint") -> str:
+        """Return the first difference between files of the same names, as text; "" if there is none."""
+        # The same names in the same order give the same sample.
+        sampled = zip(now.paths, now.sample, strict=True)
+        pairs = {path: (before, after) for (path, after), before in zip(sampled, self.sample, strict=False)}
         if self.sizes != now.sizes:
+            sizes = [(path, had, has) for path, ((_, had, _), (_, has, _)) in pairs.items() if had != has]
             if not sizes:
                 return f"the sizes of its files, {self.size:,} bytes together before and {now.size:,} now"
-            name, had, has = sizes[0]
-            return f"{_file_label(name)} had {had:,} bytes and has {has:,}{_and_more(len(sizes), len(pairs))}"
-        changed = [name for (name, _, digest), then in pairs if then[2] != digest]
+            path, had, has = sizes[0]
+            return f"{path} had {had:,} bytes and has {has:,}{_and_more(len(sizes), len(pairs))}"
+        changed = [path for path, ((*_, had), (*_, has)) in pairs.items() if had != has]
         if changed:
-            return f"the contents of {_file_label(changed[0])}{_and_more(len(changed), len(pairs))}"
+            return f"the contents of {changed[0]}{_and_more(len(changed), len(pairs))}"
         if self.contents is not None and now.contents is not None and self.contents != now.contents:
             return "the contents of its files, outside of the sample"
-        for before, after, which in zip(self.answers, now.answers, ("training", "held-out"), strict=True):
-            if before != after:
-                return f"which {which} images there are, or their targets"
         return ""
+
+    def _difference_of_answers(self, now: "Fingerprint") -> str:
+        pairs = zip(self.answers, now.answers, ("training", "held-out"), strict=True)
+        which = " and ".join(name for before, after, name in pairs if before != after)
+        return f"which {which} images there are, or their targets" if which else ""
 
     def num_shared(self, scored: Examples) -> int:
         """Return how many of the sampled files are among those of images to score, by name, size and contents.
@@ -150,7 +170,9 @@ class Fingerprint:
 
     def to_json(self) -> str:
         """Return the fingerprint as JSON."""
-        return json.dumps({"version": VERSION} | asdict(self), indent=1) + "\n"
+        fields = asdict(self)
+        del fields["paths"]
+        return json.dumps(fields, indent=1) + "\n"
 
     @classmethod
     def read(cls, file: Path) -> Self:
@@ -161,8 +183,8 @@ class Fingerprint:
             ValueError, TypeError, KeyError, AttributeError: something else, or a fingerprint of another version.
         """
         fields = bounded_json.read_object(file, max_bytes=_MAX_JSON_BYTES)
-        if (version := fields.pop("version")) != VERSION:
-            raise ValueError(f"it has version {version}, expected {VERSION}")
+        if (version := fields["version"]) not in (COUNTS_TWICE, VERSION):
+            raise ValueError(f"it has version {version}, expected {COUNTS_TWICE} or {VERSION}")
         sample = tuple((str(name), int(size), str(digest)) for name, size, digest in fields.pop("sample"))
         train, held_out = fields.pop("answers")
         return cls(answers=(train, held_out), sample=sample, **fields)
@@ -185,6 +207,11 @@ class _LengthPrefixedHash:
     @property
     def hex(self) -> str:
         return self._hash.hexdigest()
+
+
+def _have_same_paths(files: NamedFiles, others: NamedFiles) -> bool:
+    """Return whether two lists of files have the same paths, as those of splits that are parts of one file."""
+    return len(files) == len(others) and all(path == other for (_, path), (_, other) in zip(files, others, strict=True))
 
 
 def _hash_targets(examples: Examples) -> str:
@@ -254,10 +281,6 @@ def _count_files(fingerprint: Fingerprint) -> str:
     return f"{fingerprint.files:,} file{'s' * (fingerprint.files != 1)}"
 
 
-def _file_label(name: str) -> str:
-    return name or "its file"
-
-
 def _and_more(different: int, count: int) -> str:
     return f", and {different - 1:,} more of the {count:,} compared" if different > 1 else ""
 
@@ -268,7 +291,7 @@ def _renamed_files(was: Fingerprint, now: Fingerprint) -> str:
     if max(was.files, now.files) <= MAX_SAMPLED_FILES:
         for names, which in ((after - before, "is new"), (before - after, "is gone")):
             if names:
-                return f": {_file_label(min(names))} {which}{f', and {len(names) - 1:,} more' * (len(names) > 1)}"
+                return f": {min(names) or 'its file'} {which}{f', and {len(names) - 1:,} more' * (len(names) > 1)}"
     return "" if was.files != now.files else ", under other names or in another order"
 
 
@@ -286,17 +309,18 @@ def compare_with_recorded(file: Path, source: Dataset, mode: CompareMode) -> tup
         DataChangedError: the data differ.
         InputError: the file cannot be read.
     """
-    now = Fingerprint.compute(source, every_byte=mode == "all")
+    compute = partial(Fingerprint.compute, source, every_byte=mode == "all")
     try:
         recorded = Fingerprint.read(file)
     except FileNotFoundError:
-        return now, []
+        return compute(), []
     except READ_ERRORS as error:
         if mode == "none":
-            return now, []
+            return compute(), []
         raise InputError(
             f"{file} cannot be read ({error}): give --compare-data none to accept the data as they are now"
         ) from None
+    now = compute(version=recorded.version)
     difference = recorded.difference(now)
     if mode == "none":
         return now, [f"the data differ from those that the run began with: {difference}"] if difference else []

@@ -49,7 +49,9 @@ def open_data(model: TrainedModel, weights: str, spec: str | None, held_out: flo
             raise InputError(f"{weights} does not name its training data: give --data, such as --data digits")
         return EvaluatedData(spec, open_dataset(spec, held_out), False, ())
     recorded, own = _recorded_fingerprint(model), _open_as_run(model, weights, spec)
-    difference = recorded.difference(Fingerprint.compute(own)) if recorded is not None and own is not None else None
+    difference = None
+    if recorded is not None and own is not None:
+        difference = recorded.difference(Fingerprint.compute(own, version=recorded.version))
     *place, options = resolve_spec(model.data)
     spec_or_own = spec or model.data
     *given_place, given_options = resolve_spec(spec_or_own)

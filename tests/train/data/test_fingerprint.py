@@ -19,7 +19,7 @@ from PIL import Image
 import vit_spec
 from train.data import fingerprint
 from train.data.fingerprint import DataChangedError, Fingerprint, compare_with_recorded, resolve_spec
-from train.data.sources import open_dataset
+from train.data.sources import Dataset, open_dataset
 from train.loop.run_folder import RunFolder
 from train.recipes import Recipe
 from vit_spec import InputError
@@ -121,7 +121,7 @@ def test_data_at_another_path_have_the_same_fingerprint(kind: str, tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     assert first.difference(compute_fingerprint(spec.replace(f"{tmp_path}/here", "moved"))) == ""
     (tmp_path / "data.json").write_text(first.to_json())
-    assert first.difference(Fingerprint.read(tmp_path / "data.json")) == ""
+    assert Fingerprint.read(tmp_path / "data.json").difference(compute_fingerprint(spec.replace("here", "moved"))) == ""
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -135,7 +135,7 @@ def test_a_change_of_a_file_is_found_although_two_splits_have_its_name(split: st
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
     path.write_bytes(data if change == "the contents" else data + b"\0")
-    assert path.name in first.difference(compute_fingerprint(spec, held_out="test"))
+    assert str(path) in first.difference(compute_fingerprint(spec, held_out="test"))
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -154,14 +154,15 @@ def test_other_contents_with_the_same_sizes_and_times_are_a_difference(kind: str
 def test_other_held_out_images_are_a_difference(kind: str, tmp_path: Path) -> None:
     spec = SOURCES[kind](tmp_path / "data", 0)
     message = compute_fingerprint(spec).difference(compute_fingerprint(spec, held_out=0.5))
-    assert message == "which training images there are, or their targets"
+    assert message == "which training and held-out images there are, or their targets"
 
 
 def test_the_digits_have_no_files_and_always_the_same_fingerprint() -> None:
     pytest.importorskip("sklearn")
     assert compute_fingerprint("digits").files == 0
     assert compute_fingerprint("digits").difference(compute_fingerprint("digits")) == ""
-    assert "which training images" in compute_fingerprint("digits").difference(compute_fingerprint("digits", held_out=0.5))
+    message = compute_fingerprint("digits").difference(compute_fingerprint("digits", held_out=0.5))
+    assert message == "which training and held-out images there are, or their targets"
 
 
 @pytest.mark.parametrize(
@@ -170,8 +171,8 @@ def test_the_digits_have_no_files_and_always_the_same_fingerprint() -> None:
         (lambda root: (root / "a" / "0.bmp").unlink(), "24 files before and 23 files now: a/0.bmp is gone"),
         (lambda root: shutil.copy(root / "a" / "0.bmp", root / "b" / "x.bmp"), "25 files now: b/x.bmp is new"),
         (lambda root: (root / "a" / "0.bmp").rename(root / "a" / "9.bmp"), "24 files now: a/9.bmp is new"),
-        (lambda root: Image.new("L", (30, 30)).save(root / "a" / "4.bmp"), "a/4.bmp had 1,222 bytes and has 2,038"),
-        (lambda root: Image.new("L", (10, 12)).save(root / "a" / "4.bmp"), "the contents of a/4.bmp"),
+        (lambda root: Image.new("L", (30, 30)).save(root / "a" / "4.bmp"), "{root}/a/4.bmp had 1,222 bytes and has 2,038"),
+        (lambda root: Image.new("L", (10, 12)).save(root / "a" / "4.bmp"), "the contents of {root}/a/4.bmp"),
         (lambda root: os.utime(root / "a" / "4.bmp", ns=(1, 1)), ""),
     ],
 )
@@ -180,7 +181,7 @@ def test_the_first_difference_is_named(change: Callable[[Path], object], message
     first = compute_fingerprint(spec)
     change(tmp_path)
     found = first.difference(compute_fingerprint(spec))
-    assert found.endswith(message) and bool(found) == bool(message)
+    assert found.endswith(message.format(root=tmp_path)) and bool(found) == bool(message)
 
 
 def test_two_exchanged_images_are_a_difference(tmp_path: Path) -> None:
@@ -188,7 +189,56 @@ def test_two_exchanged_images_are_a_difference(tmp_path: Path) -> None:
     first = compute_fingerprint(spec)
     for old, new in (("a/0.bmp", "x"), ("b/1.bmp", "a/0.bmp"), ("x", "b/1.bmp")):
         (tmp_path / old).rename(tmp_path / new)
-    assert first.difference(compute_fingerprint(spec)) == "the contents of a/0.bmp, and 1 more of the 24 compared"
+    message = f"the contents of {tmp_path}/a/0.bmp, and 1 more of the 24 compared"
+    assert first.difference(compute_fingerprint(spec)) == message
+
+
+def splits_of_npz(root: Path, **changes: np.ndarray) -> Dataset:
+    """Return the data in one npz file whose training images are not its held-out ones, with other arrays."""
+    arrays = {f"{split}_images": random_pixels(seed) for seed, split in enumerate(("train", "test"))}
+    arrays |= {"train_labels": TARGETS, "test_labels": TARGETS}
+    np.savez(root / "x.npz", **(arrays | changes))
+    return open_dataset(f"npz:{root}/x.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test_images": random_pixels(2)}, "the contents of {file}"),
+        ({"test_labels": 1 - TARGETS}, "the contents of {file}, and which held-out images there are, or their targets"),
+        ({"train_labels": 1 - TARGETS}, "the contents of {file}, and which training images there are, or their targets"),
+        ({"note": np.arange(3)}, "{file} had {before:,} bytes and has {after:,}"),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_two_splits_is_named_once(changes: Any, message: str, version: int, tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    first, before = Fingerprint.compute(splits_of_npz(tmp_path), version=version), file.stat().st_size
+    found = first.difference(Fingerprint.compute(splits_of_npz(tmp_path, **changes), version=version))
+    assert found == message.format(file=file, before=before, after=file.stat().st_size)
+
+
+def test_a_file_of_two_splits_is_counted_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, size = splits_of_npz(tmp_path), (tmp_path / "x.npz").stat().st_size
+    monkeypatch.setattr(fingerprint, "MAX_SAMPLED_BYTES", size)  # else the sample would not be all of it
+    found = Fingerprint.compute(source)
+    assert (found.files, found.size, len(found.sample), found.is_complete) == (1, size, 1, True)
+
+
+def test_a_recorded_fingerprint_that_counts_a_file_of_two_splits_twice_still_identifies_the_data(tmp_path: Path) -> None:
+    """The record is one of a version before each file was counted once."""
+    source, file = splits_of_npz(tmp_path), tmp_path / "data.json"
+    for every_byte in (False, True):
+        recorded = Fingerprint.compute(source, every_byte=every_byte, version=1)
+        assert (recorded.files, recorded.size) == (2, 2 * (tmp_path / "x.npz").stat().st_size)
+        assert [name for name, _, _ in recorded.sample] == ["train_images", "test_images"]
+        fields = json.loads(recorded.to_json())
+        assert "paths" not in fields
+        file.write_text(json.dumps(fields))
+        assert compare_with_recorded(file, source, "all" if every_byte else "sample") == (None, [])
+        with pytest.raises(DataChangedError, match=r"^the contents of .*x\.npz$"):
+            compare_with_recorded(file, splits_of_npz(tmp_path, test_images=random_pixels(2)), "sample")
+        source = splits_of_npz(tmp_path)
 
 
 def test_another_column_of_the_same_file_is_a_difference(tmp_path: Path) -> None:
@@ -271,15 +321,15 @@ def test_an_unreadable_fingerprint_is_refused_with_a_remedy(tmp_path: Path) -> N
         "",
         "[]",
         "{}",
-        '{"version": 1, "sample": 3}',
-        '{"version": 1, "sample": [], "answers": ["", ""], "x": 1}',
+        '{"version": 2, "sample": 3}',
+        '{"version": 2, "sample": [], "answers": ["", ""], "x": 1}',
     ):
         (tmp_path / "data.json").write_text(text)
         with pytest.raises(InputError, match=r"data\.json cannot be read .* give --compare-data none"):
             compare_with_recorded(tmp_path / "data.json", source, "sample")
         assert compare_with_recorded(tmp_path / "data.json", source, "none")[0] is not None
-    (tmp_path / "data.json").write_text(Fingerprint.compute(source).to_json().replace('"version": 1', '"version": 2'))
-    with pytest.raises(InputError, match=r"cannot be read \(it has version 2, expected 1\)"):
+    (tmp_path / "data.json").write_text(Fingerprint.compute(source).to_json().replace('"version": 2', '"version": 3'))
+    with pytest.raises(InputError, match=r"cannot be read \(it has version 3, expected 1 or 2\)"):
         compare_with_recorded(tmp_path / "data.json", source, "sample")
 
 
@@ -338,8 +388,9 @@ def test_a_run_refuses_replaced_images_unless_compare_data_is_none(tmp_path: Pat
     with pytest.raises(InputError) as refused:
         start_run(run, spec)
     assert str(refused.value) == (
-        f"{run} holds another run: its data differ: the contents of a/0.bmp, and 23 more of the 24 compared; give the same "
-        "to resume, or give --run a new folder; --compare-data none accepts a change made on purpose"
+        f"{run} holds another run: its data differ: the contents of {tmp_path}/data/a/0.bmp, and 23 more of the "
+        "24 compared; give the same to resume, or give --run a new folder; --compare-data none accepts a change made on "
+        "purpose"
     )
     assert before == {path: path.read_bytes() for path in run.iterdir()}
     note = "the data differ from those that the run began with"
