@@ -176,7 +176,7 @@ class CheckpointStore:
                 check(step, metadata["note"])
             state = self._checkpointer.load(step, target)
             if changed := [name for name, sum in _checksums(state, version).items() if metadata["digest"].get(name) != sum]:
-                raise ValueError(f"the checksum of {', '.join(changed)} is wrong")
+                raise ValueError(f"the checksum of {changed[0]} is wrong")
             if (found := int(state.step)) != step:  # a copy under another name
                 raise ValueError(f"its content is that of step {found}")
             return (state, metadata["note"], version), ""

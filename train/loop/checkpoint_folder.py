@@ -23,6 +23,7 @@ from vit_spec import InputError
 Restored = TypeVar("Restored")
 # Takes the step and the JSON of the loop's state of a checkpoint, and raises InputError if it must not be restored.
 JSONCheck = Callable[[int, Any], None]
+_MAX_REASON = 300  # characters; tensorstore adds the lines of its own source
 
 
 class CheckpointFolder:
@@ -121,7 +122,7 @@ class CheckpointFolder:
         """
         if isinstance(error, InputError):
             raise error
-        reason = " ".join(str(_first_cause(error)).split())[:120] or type(error).__name__
+        reason = _shorten(str(_first_cause(error))) or type(error).__name__
         if _is_environment_error(error):
             what = f"the checkpoint of step {step} in {self.path} cannot be read, but may be intact ({reason})"
             raise InputError(f"{what}: remove the cause, then give the same --run or --resume") from None
@@ -145,7 +146,7 @@ class CheckpointFolder:
         if gone := folder_gone_error(self.path.parent):
             return gone
         cause = " ".join(str(error).split()).rpartition('": ')[2]  # after the names of the files
-        reason = getattr(error, "strerror", None) or cause[:120]
+        reason = getattr(error, "strerror", None) or _shorten(cause)
         remedy = "make room there" if is_disk_full(error) else "correct that"
         return InputError(
             f"cannot write a checkpoint to {self.path} ({reason}): {remedy}, then give the same --run or --resume"
@@ -214,6 +215,14 @@ def _first_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def _shorten(text: str) -> str:
+    """Return a text as one line, cut between words if it is longer than any reason of this package."""
+    line = " ".join(text.split())
+    if len(line) <= _MAX_REASON:
+        return line
+    return f"{line[:_MAX_REASON].rpartition(' ')[0] or line[:_MAX_REASON]} …"
 
 
 def _is_environment_error(error: BaseException | None) -> bool:

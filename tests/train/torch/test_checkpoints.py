@@ -259,6 +259,13 @@ def test_checkpoints_of_the_other_trainer_are_refused(trainer: str, other: str, 
     assert checkpoint.is_dir()
 
 
+def test_a_reason_is_one_line_and_a_long_one_is_cut_between_words(tmp_path: Path) -> None:
+    folder, own = CheckpointFolder(tmp_path, "train.torch"), f"{'shard ' * 30}is damaged ('mean': it has 16384 bytes)"
+    assert folder.damage_of(1, ValueError(own)) == own
+    assert folder.damage_of(1, ValueError("word\n" * 100)) == f"{'word ' * 60}…"
+    assert folder.damage_of(1, ValueError("x" * 1000)) == f"{'x' * 300} …"
+
+
 # Kills and full disks -------------------------------------------------------------------------------------------------
 
 
