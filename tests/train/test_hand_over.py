@@ -21,7 +21,7 @@ from parity.checkpoints.weights import as_checkpoint
 from tests.train.torch.test_engine import CONFIG, DROPOUT, make, make_batch
 from tests.twins import perturbed_params
 from train.checkpoints import orbax_files, shard_files
-from train.checkpoints.training_state import TrainingState
+from train.checkpoints.training_state import TrainingState, without_placeholders
 from train.data.sources import open_dataset
 from train.jax.engine import JaxEngine
 from train.loop import hand_over
@@ -200,18 +200,53 @@ def test_a_checkpoint_that_cannot_be_converted_is_named_and_stays(fault: str, tm
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("change", ["missing", "misshapen"])
-def test_a_mean_that_a_trained_parameter_lacks_is_no_mean_of_zeros(name: str, change: str, tmp_path: Path) -> None:
+def test_a_mean_that_a_trained_parameter_lacks_is_no_mean_of_zeros(name: str, tmp_path: Path) -> None:
     path = checkpoint_of(OTHER[name], tmp_path / "checkpoints")
     state = FILES[OTHER[name]].read_state(path, WIDE)
     key = {"jax": "head.weight", "torch": "head/kernel"}[name]  # of the other trainer
     means = {each: array for each, array in state.parts["mean"].items() if each != key}
-    if change == "misshapen":
-        means[key] = np.zeros((1, 1))
     changed = replace(state, parts={**state.parts, "mean": means})
-    with pytest.raises(ValueError, match=f"it lacks the moments of {key}|its arrays are not those of the model"):
+    with pytest.raises(ValueError, match=f"it lacks the moments of {key}"):
         engine(name, tmp_path / "own", "sgd").adopt(changed, LoopState(), tmp_path / "converted")
     assert not (tmp_path / "converted").exists()
+
+
+MISSHAPEN = {  # the parameter by the trainer of the state, and its shape; or that of Adafactor's moments of it
+    "params": ({"jax": "head/kernel", "torch": "head.weight"}, {"jax": [48, 5], "torch": [5, 48]}),
+    "ema": ({"jax": "head/bias", "torch": "head.bias"}, {"jax": [5], "torch": [5]}),
+    "mean": ({"jax": "blocks/mlp/fc1/kernel", "torch": "blocks.1.mlp.fc1.weight"}, {"jax": [2, 48, 96], "torch": [96, 48]}),
+    "square": ({"jax": "blocks/norm1/bias", "torch": "blocks.1.norm1.bias"}, {"jax": [2, 48], "torch": [48]}),
+    "row": ({"jax": "blocks/mlp/fc1/kernel", "torch": "blocks.1.mlp.fc1.weight"}, {"jax": [2, 48], "torch": [48]}),
+    "column": ({"jax": "blocks/mlp/fc1/kernel", "torch": "blocks.1.mlp.fc1.weight"}, {"jax": [2, 96], "torch": [96]}),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_array_of_another_shape_is_named_with_both_shapes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(name, tmp_path / "checkpoints", "adafactor")
+    save(made, 0)
+    state = FILES[name].read_state(tmp_path / "checkpoints" / "0", WIDE)
+    state.check_shapes()
+    assert state.parts.keys() == MISSHAPEN.keys()
+    for part, (keys, shapes) in MISSHAPEN.items():
+        changed = replace(state, parts=state.parts | {part: state.parts[part] | {keys[name]: np.zeros((7, 3))}})
+        monkeypatch.setattr(FILES[name], "read_state", lambda path, config, changed=changed: changed)
+        message = f"damaged (the {part} of {keys[name]} is [7, 3], expected {shapes[name]}), and there is no other"
+        with pytest.raises(InputError, match=re.escape(message)):
+            take_over(OTHER[name], tmp_path / "checkpoints", "adafactor")
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_square_of_another_shape_is_no_placeholder(tmp_path: Path) -> None:
+    """Placeholders, of moments that a parameter does not have, have one entry, or one for each block."""
+    path = checkpoint_of("torch", tmp_path / "checkpoints")
+    weights = FILES["torch"].read_state(path, WIDE).parts["params"]
+    squares = {key: np.zeros(3 if key == "head.weight" else ()) for key in weights}
+    found = without_placeholders({"params": weights, "square": squares}, WIDE, "torch")["square"]
+    assert found.keys() == {"head.weight"}
 
 
 def test_a_state_without_means_is_converted() -> None:
@@ -266,9 +301,21 @@ def test_a_damaged_newest_checkpoint_is_named_with_the_command_that_goes_back(tm
     folder = tmp_path / "run" / "checkpoints"
     two_checkpoints("torch", folder)
     damage_array(folder / "4")
-    command = f"resume once with python -m train.torch --run {tmp_path / 'run'}, which resumes from the one before"
+    command = f"resume once with python -m train.torch --run {tmp_path / 'run'}, which resumes from that of step 2"
     with pytest.raises(InputError, match=re.escape(command)):
         take_over("jax", folder, "sgd")
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_new_run_is_the_remedy_where_all_checkpoints_are_damaged(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    two_checkpoints(name, folder)
+    for step in (2, 4):
+        damage_array(folder / str(step))
+    remedy = f"and no other can be read: --init {tmp_path / 'run'} starts a new run from its weights"
+    with pytest.raises(InputError, match=rf"the checkpoint of step 4 in .* is damaged \(.*\), {re.escape(remedy)}"):
+        take_over(OTHER[name], folder, "sgd")
 
 
 @pytest.mark.usefixtures("float64")

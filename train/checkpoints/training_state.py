@@ -6,6 +6,7 @@ over one axis of a parameter, and have its other axes: `train.jax` stores them i
 parameter, with all blocks in one array, and `train.torch` in the order of its row in `vit_spec.rows`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -90,6 +91,21 @@ class TrainingState:
             if is_trained and not self._has_moments(key):
                 raise ValueError(f"it lacks the moments of {key}")
 
+    def check_shapes(self) -> None:
+        """Raise ValueError unless the model has an array of the same shape for each one in the state."""
+        layouts, sizes = get(self.format).layouts(self.config), self.config.sizes
+        of_weights = {key: layout.shape(sizes) for layout in layouts.values() for key in layout.keys(sizes)}
+        of_jax = parameters(self.config, "jax")
+        for part, arrays in self.parts.items():
+            for key, array in arrays.items():
+                if (expected := of_weights.get(key)) is None:
+                    raise ValueError(f"it has another array, the {part} of {key}")
+                if part in (ROW, COLUMN):
+                    row = _owners(self.config, self.format)[key].row
+                    expected = _factored_shape(part, of_jax[row], self.config, self.format)
+                if tuple(array.shape) != expected:
+                    raise ValueError(f"the {part} of {key} is {list(array.shape)}, expected {list(expected)}")
+
     def _has_moments(self, key: str) -> bool:
         return any(key in self.parts.get(part, {}) for part in (MEAN, SQUARE, ROW, COLUMN))
 
@@ -106,8 +122,8 @@ class TrainingState:
             arrays = {key: found.get(key, zeros[key]) for key in weights}
             try:
                 planned = plan_conversion(Checkpoint(self.config, self.format, arrays), format)
-            except InputError:
-                raise ValueError("its arrays are not those of the model") from None
+            except InputError as error:
+                raise ValueError(str(error).rpartition(". ")[0]) from None
             self._plans[part, format] = {each.key: each for each in planned}
         return self._plans[part, format]
 
@@ -126,11 +142,11 @@ class TrainingState:
             array = array.reshape([sizes[axis] for axis in stored])
             return np.ascontiguousarray(array.transpose([stored.index(axis) for axis in by_row]))
         order = [by_row.index(axis) for axis in stored]
-        shape = [sizes[axis] for axis in by_row]
+        shape = _factored_shape(part, parameter, self.config, "torch")
         missing = np.zeros(shape, next(iter(self.parts[WEIGHTS].values())).dtype)
         blocks = [np.asarray(arrays.get(key, missing)).transpose(order) for key in self._keys_of(owner)]
-        lengths = [sizes.get(axis, 1) for axis in _without_factored_axis(part, parameter, self.config)]
-        return (np.stack(blocks) if parameter.is_stacked else blocks[0]).reshape(lengths)
+        whole = np.stack(blocks) if parameter.is_stacked else blocks[0]
+        return whole.reshape(_factored_shape(part, parameter, self.config, "jax"))
 
 
 def without_placeholders(parts: Mapping[str, Arrays], config: ViTConfig, format: str) -> dict[str, Arrays]:
@@ -140,7 +156,8 @@ def without_placeholders(parts: Mapping[str, Arrays], config: ViTConfig, format:
     def is_moment(part: str, key: str, array: Any) -> bool:
         if part in (ROW, COLUMN):
             return bool(factored_axes(of_jax[owners[key].row], config))
-        return part != SQUARE or array.shape == weights[key].shape
+        # A placeholder has one entry, or one for each block.
+        return part != SQUARE or array.shape == weights[key].shape or math.prod(array.shape) > config.depth
 
     return {
         part: {key: each for key, each in arrays.items() if is_moment(part, key, each)} for part, arrays in parts.items()
@@ -153,6 +170,13 @@ def _without_factored_axis(part: str, parameter: Parameter, config: ViTConfig) -
     axes = list(parameter.axes)
     del axes[longest if part == ROW else second]
     return axes
+
+
+def _factored_shape(part: str, parameter: Parameter, config: ViTConfig, format: str) -> tuple[int, ...]:
+    """Return the shape of a factored moment as a trainer stores it: `train.torch` has one of each block."""
+    is_jax = format == "jax"
+    axes = _without_factored_axis(part, parameter, config) if is_jax else _factored_orders(part, parameter, config)[1]
+    return tuple(config.sizes.get(axis, 1) for axis in axes)
 
 
 def _factored_orders(part: str, parameter: Parameter, config: ViTConfig) -> tuple[list[str], list[str]]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from train.checkpoints import orbax_files, shard_files
 from train.checkpoints.trainers import FRAMEWORKS, trainer_of
+from train.checkpoints.training_state import TrainingState
 from train.loop.checkpoint_folder import (
     CheckpointFolder,
     checkpoint_rank,
@@ -24,7 +25,7 @@ from train.loop.checkpoint_folder import (
 from train.loop.engine import CheckpointCheck, Engine
 from train.loop.loop_state import LoopState
 from train.recipes import Task
-from vit_spec import InputError
+from vit_spec import InputError, ViTConfig
 
 FILES = {"train.jax": orbax_files, "train.torch": shard_files}
 
@@ -73,15 +74,18 @@ def hand_over(engine: Engine, folder: Path, task: Task, check: CheckpointCheck) 
             others.settle_replaced()
     engine.synchronize()
     newest, *older = others.steps()
-    loop_states = {newest: _read_loop_state(others, trainer, newest, task, check)}
+    try:
+        loop_states = {newest: _read_loop_state(others, trainer, newest, task, check)}
+    except Exception as error:  # damaged files raise too many kinds of exceptions to list
+        raise _damage_error(others, trainer, newest, others.damage_of(newest, error), engine.config) from None
     for step in older:
-        with suppress(InputError):  # only the newest has to be one of this run, and readable
+        with suppress(Exception):  # only the newest has to be one of this run, and readable
             loop_states[step] = _read_loop_state(others, trainer, step, task, check)
     note, best = "", _best_step(loop_states, task)
     if best != newest and (damage := _convert(engine, others, trainer, best, loop_states[best])):
         note = f"the best checkpoint, of step {best}, is damaged ({damage}), and is not converted"
     if damage := _convert(engine, others, trainer, newest, loop_states[newest]):
-        raise _damage_error(others, trainer, newest, damage)
+        raise _damage_error(others, trainer, newest, damage, engine.config)
     kept, stale = (folder.with_name(f"{folder.name}-of-{name}") for name in (trainer, engine.trainer))
     if engine.is_main:
         for path in (kept, stale):  # of an earlier change of the trainer
@@ -102,9 +106,7 @@ def _convert(engine: Engine, others: CheckpointFolder, trainer: str, step: int, 
         InputError: it cannot be read for a reason other than its content, or the new one cannot be written.
     """
     try:
-        state = FILES[trainer].read_state(others.path / str(step), engine.config)
-        if state.step != step:  # a copy under another name
-            raise ValueError(f"its content is that of step {state.step}")
+        state = _read_state(others, trainer, step, engine.config)
     except Exception as error:  # damaged files raise too many kinds of exceptions to list
         return others.damage_of(step, error)
     try:
@@ -112,6 +114,19 @@ def _convert(engine: Engine, others: CheckpointFolder, trainer: str, step: int, 
     except ValueError as error:
         return others.damage_of(step, error)
     return ""
+
+
+def _read_state(others: CheckpointFolder, trainer: str, step: int, config: ViTConfig) -> TrainingState:
+    """Return the training state in a checkpoint of another trainer.
+
+    Raises:
+        OSError, ValueError: it is damaged, or cannot be read.
+    """
+    state = FILES[trainer].read_state(others.path / str(step), config)
+    if state.step != step:  # a copy under another name
+        raise ValueError(f"its content is that of step {state.step}")
+    state.check_shapes()
+    return state
 
 
 @contextmanager
@@ -135,31 +150,41 @@ def _read_loop_state(others: CheckpointFolder, trainer: str, step: int, task: Ta
     """Return the state of the loop in a checkpoint of another trainer.
 
     Raises:
-        InputError: the checkpoint is damaged, cannot be read, or has a version that is not converted; or `check` raises it.
+        InputError: the checkpoint has a version that is not converted, or `check` raises it.
+        Exception: any other says that the checkpoint is damaged, or cannot be read.
     """
     files = FILES[trainer]
-    try:
-        version, saved = files.read_loop(others.path / str(step))
-        others.check_version(step, version, files.VERSION)
-        if version < files.OLDEST_READ:
-            raise InputError(
-                f"the checkpoint of step {step} in {others.path} has version {version}, and those before "
-                f"{files.OLDEST_READ} are not converted: {_resume_once(others, trainer)}, which writes a new one"
-            )
-        state = parse_loop_state(task, saved)
-        check(step, state)
-        assert state is not None  # `check` refuses such a checkpoint
-        return state
-    except Exception as error:  # damaged files raise too many kinds of exceptions to list
-        raise _damage_error(others, trainer, step, others.damage_of(step, error)) from None
+    version, saved = files.read_loop(others.path / str(step))
+    others.check_version(step, version, files.VERSION)
+    if version < files.OLDEST_READ:
+        raise InputError(
+            f"the checkpoint of step {step} in {others.path} has version {version}, and those before "
+            f"{files.OLDEST_READ} are not converted: {_resume_once(others, trainer)}, which writes a new one"
+        )
+    state = parse_loop_state(task, saved)
+    check(step, state)
+    assert state is not None  # `check` refuses such a checkpoint
+    return state
 
 
-def _damage_error(others: CheckpointFolder, trainer: str, step: int, damage: str) -> InputError:
-    """Return the error for a damaged newest checkpoint, with the remedy."""
-    what = f"the checkpoint of step {step} in {others.path} is damaged ({damage})"
-    if len(others.steps()) == 1:
-        return InputError(f"{what}, and there is no other: --init {others.path.parent} starts a new run from its weights")
-    return InputError(f"{what}: {_resume_once(others, trainer)}, which resumes from the one before")
+def _damage_error(others: CheckpointFolder, trainer: str, step: int, damage: str, config: ViTConfig) -> InputError:
+    """Return the error for a damaged newest checkpoint, with a remedy that works."""
+    what, older = f"the checkpoint of step {step} in {others.path} is damaged ({damage})", others.steps()[1:]
+    readable = next((each for each in older if _is_readable(others, trainer, each, config)), None)
+    if readable is not None:
+        return InputError(f"{what}: {_resume_once(others, trainer)}, which resumes from that of step {readable}")
+    why = "no other can be read" if older else "there is no other"
+    return InputError(f"{what}, and {why}: --init {others.path.parent} starts a new run from its weights")
+
+
+def _is_readable(others: CheckpointFolder, trainer: str, step: int, config: ViTConfig) -> bool:
+    """Return whether the other trainer can resume from a checkpoint, as far as can be told without it."""
+    with suppress(Exception):  # damaged files raise too many kinds of exceptions to list
+        version, _ = FILES[trainer].read_loop(others.path / str(step))
+        if version >= FILES[trainer].OLDEST_READ:
+            _read_state(others, trainer, step, config)
+        return True
+    return False
 
 
 def _resume_once(others: CheckpointFolder, trainer: str) -> str:
