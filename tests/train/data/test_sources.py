@@ -631,6 +631,12 @@ def test_a_palette_with_transparency_keeps_its_colours() -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "npz", "idx", "cifar", "csv", "tar"])
+def test_a_leading_tilde_is_the_home_folder(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/nowhere")
+    assert "/nowhere/x" in error_message(f"{kind}:~/x")
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet", "npz", "idx", "cifar", "csv", "tar"])
 def test_a_home_folder_that_does_not_exist_is_refused(kind: str) -> None:
     assert "~nobody-of-this-name/x" in error_message(f"{kind}:~nobody-of-this-name/x")
 

@@ -13,7 +13,8 @@
 To add a source:
 
 1. Write a module with a function `open_splits(place, **options)` that returns an `examples.DatasetSplits`.  `place` is what
-   follows the prefix in `--data PREFIX:PLACE`; `options` are the pairs of `?name=value` behind it, as text.
+   follows the prefix in `--data PREFIX:PLACE`, with the home folder for a leading "~"; `options` are the pairs of
+   `?name=value` behind it, as text.
 2. Make the `Examples` of each split from an `examples.ImageReader`.  `ArrayImages` and `ImageFiles` are two such readers.
 3. Add a line to `_SOURCES` below.
 
@@ -136,7 +137,7 @@ def _opened(spec: str) -> Iterator[tuple[DatasetSplits, bool]]:
     if kind is None or (colon and not kind.takes_place):
         usages = ", ".join(known.usage for known in _SOURCES.values())
         raise InputError(f"unknown data {spec!r}: give one of {usages}{nearest(name, _SOURCES)}")
-    place, options = _parse_options(where, kind)
+    place, options = _parse_options(os.path.expanduser(where), kind)
     share = options.pop(TEST_OPTION, None)
     try:
         data = kind.open_splits(*([place] if kind.takes_place else []), **options)
@@ -165,7 +166,7 @@ def _parse_options(where: str, kind: _SourceKind) -> tuple[str, dict[str, str]]:
     match = _PLACE_AND_OPTIONS.fullmatch(where)
     if not match:
         return where, {}
-    if os.path.exists(os.path.expanduser(where)):
+    if os.path.exists(where):
         raise InputError(f"{where} exists, but its ? begins the options: rename it, or give a link to it")
     options: dict[str, str] = {}
     for pair in match[2].split("&"):

@@ -9,7 +9,6 @@ Python's unpickling runs code that the file chooses.  These files come from stra
 them in memory, 154 MB.
 """
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -61,7 +60,7 @@ def open_splits(place: str) -> DatasetSplits:
         InputError: a missing folder; files that are missing, damaged, or of several data sets; or a pickle that contains
             anything else than arrays.
     """
-    path = Path(os.path.expanduser(place))
+    path = Path(place)
     sets = [
         (folder, folder / meta, layout)
         for folder in (path, *sorted(path.glob("cifar-*")))

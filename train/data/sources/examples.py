@@ -6,7 +6,6 @@ processes receive pickles cheaply.
 
 A complete source, as a guide: pets:PATH reads the photographs PATH/cat-1.jpg, PATH/dog-1.jpg and so on.
 
-    import os
     from pathlib import Path
 
     import numpy as np
@@ -15,7 +14,7 @@ A complete source, as a guide: pets:PATH reads the photographs PATH/cat-1.jpg, P
     from vit_spec import InputError
 
     def open_splits(place: str) -> DatasetSplits:
-        folder = Path(os.path.expanduser(place))
+        folder = Path(place)
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder: give pets:PATH with PATH/CLASS-NUMBER.jpg inside")
         names = sorted(path.name for path in folder.glob("*-*.jpg"))

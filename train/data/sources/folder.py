@@ -34,7 +34,7 @@ def open_splits(place: str) -> DatasetSplits:
     Raises:
         InputError: a folder that is missing, empty, or laid out in another way.
     """
-    path = Path(os.path.expanduser(place))
+    path = Path(place)
     if not path.is_dir():
         raise InputError(f"{path} is not a folder: give folder:PATH with PATH/CLASS/*.jpg inside")
     splits = _split_folders(path, _subfolders(path)) or {UNSPLIT: path}

@@ -9,7 +9,6 @@ dimensions, each dimension as four big-endian bytes, then the numbers.  Images o
 .gz files are decompressed into the memory of each process that reads images.
 """
 
-import os
 import re
 import zlib
 from collections.abc import Callable
@@ -43,7 +42,7 @@ def open_splits(place: str) -> DatasetSplits:
     Raises:
         InputError: a missing folder; files that are missing, damaged, or of several data sets.
     """
-    path = Path(os.path.expanduser(place))
+    path = Path(place)
     matches = [
         match for file in (sorted(path.iterdir()) if path.is_dir() else ()) if (match := _IMAGES.fullmatch(file.name))
     ]

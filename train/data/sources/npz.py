@@ -9,7 +9,6 @@ arrays in Fortran order, are read into the memory of each process that reads ima
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -65,7 +64,7 @@ def open_splits(place: str) -> DatasetSplits:
     Raises:
         InputError: a missing, damaged or sparse file, or arrays of other names or shapes.
     """
-    path = Path(os.path.expanduser(place))
+    path = Path(place)
     if not path.is_file():
         raise InputError(f"{path} is not a file: give npz:FILE with {_EXPECTED}")
     refuse_holes(path)

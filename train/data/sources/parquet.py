@@ -11,7 +11,6 @@ columns: parquet:PATH?label=fine_label&image=img.
 """
 
 import glob
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -69,7 +68,7 @@ def open_splits(place: str, label: str | None = None, image: str | None = None) 
 
 def _list_files(place: str) -> tuple[Path, list[Path]]:
     """Return the folder that contains all files, and the files."""
-    path = Path(os.path.expanduser(place))
+    path = Path(place)
     if path.is_dir():
         root, files = path, sorted(path / name for name in walk_files(str(path), (".parquet",)))
     else:

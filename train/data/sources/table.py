@@ -55,7 +55,7 @@ def open_splits(
     """
     if missing not in (None, "skip"):
         raise InputError(f"missing is {missing!r}: the only choice is missing=skip")
-    table = read_table(Path(os.path.expanduser(place)))
+    table = read_table(Path(place))
     path, columns = table.path, table.columns
     image = table.check_column(image) if image else _image_column(table)
     group = (

@@ -68,7 +68,7 @@ def open_splits(place: str) -> DatasetSplits:
 
 def _list_shards(place: str) -> tuple[Path, list[Path]]:
     """Return the folder that contains all shards, and the shards."""
-    path = Path(os.path.expanduser(place))
+    path = Path(place)
     if path.is_dir():
         files = sorted(path / name for name in walk_files(str(path), _TAR_SUFFIXES))
     elif path.is_file():
