@@ -726,6 +726,17 @@ def test_nihs_lists_beside_the_table_give_the_split(tmp_path: Path, spelling: st
     assert shows_image(source.held_out.read(1), PNGS[9])
 
 
+@pytest.mark.parametrize("absent", ["train_val_list.txt", "test_list.txt"])
+def test_one_list_without_the_other_gives_no_splits_and_a_note(absent: str, tmp_path: Path) -> None:
+    spec = write_table(tmp_path, NIH_COLUMNS, "Image Index")
+    write_lists(tmp_path, [f"{i:02d}.png" for i in range(8)], [f"{i:02d}.png" for i in range(8, 12)])
+    note = f"the list of images beside the table gives no splits without {absent}"
+    assert note not in open_dataset(spec).notes
+    (tmp_path / absent).unlink()
+    source = open_dataset(spec)
+    assert note in source.notes and source.split is None
+
+
 def test_lists_as_long_as_nihs_are_read(tmp_path: Path) -> None:
     spec = write_table(tmp_path, NIH_COLUMNS, "Image Index")
     others = [f"{i:08d}_000.png" for i in range(86_524)]  # 1.4 MB, of images that the table does not have

@@ -89,6 +89,9 @@ def open_splits(
         notes.append(f"{absent:,} of {len(paths):,} images of the table are not there, and are left out")
     if unnamed:
         notes.append(f"files left out: {unnamed:,} of the images beside the table, which it does not name")
+    lists_absent = [name for name in _SPLIT_LISTS.values() if not (path.parent / name).is_file()]
+    if split is None and len(lists_absent) == 1:
+        notes.append(f"the list of images beside the table gives no splits without {lists_absent[0]}")
     if group:
         notes.append(f"images of one {group!r} are a group")
     loaders = {name: load_later(name) for name in existing}
