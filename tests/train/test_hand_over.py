@@ -283,6 +283,19 @@ def test_a_best_checkpoint_that_is_damaged_is_left_out(name: str, tmp_path: Path
 
 
 @pytest.mark.usefixtures("float64")
+def test_all_processes_convert_the_checkpoints_that_the_main_one_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may show another process an older state of the folder: here with the step 4."""
+    folder = tmp_path / "checkpoints"
+    two_checkpoints("torch", folder)
+    made = engine("jax", folder, "sgd")
+    monkeypatch.setattr(made, "from_main", lambda value: [2] if isinstance(value, list) else value)
+    assert hand_over.hand_over(made, folder, "classes", lambda step, state: None) is not None
+    assert [path.name for path in folder.iterdir()] == ["2"]
+
+
+@pytest.mark.usefixtures("float64")
 def test_an_older_checkpoint_of_another_run_is_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     two_checkpoints("torch", folder)

@@ -1,5 +1,6 @@
 """The engine of `train.loop` in JAX: the training state on a mesh of devices, and the compiled functions that use it."""
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -255,6 +256,15 @@ class JaxEngine:
         """Wait until all processes of the run have called this method."""
         if self.is_distributed:
             multihost_utils.sync_global_devices("train.jax")
+
+    def from_main(self, value: Any) -> Any:
+        """Return the value that the main process gives; every process calls it."""
+        if not self.is_distributed:
+            return value
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+        text = multihost_utils.broadcast_one_to_all(np.resize(text, length))  # all processes give arrays of one shape
+        return json.loads(np.asarray(text).tobytes())
 
     def should_stop(self) -> bool:
         """Return whether all processes stop after this step because one received SIGTERM; called in each process."""

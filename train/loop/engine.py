@@ -7,9 +7,10 @@ devices, and the checkpoint files.  The loop knows no framework and calls nothin
 A run calls an engine in this order, in every process of the run:
 
 1. The factory makes the engine, with fresh or given weights.  It must write no file: the run folder is checked later.
-2. `synchronize`.  If a run changes its trainer, `adopt` for the best and the newest checkpoint of the other one, and
-   `synchronize` again.  `restore_checkpoint`; to restore a file of best weights, again with their step, then with the
-   first step again.  `save_weights` for each file that is restored.
+2. `synchronize`.  If a run changes its trainer, `from_main`, `adopt` for the best and the newest checkpoint of the other
+   one, and `synchronize` again.  `restore_checkpoint`; to restore a file of best weights, `from_main`, and
+   `restore_checkpoint` again with their step, then with the first step again.  `save_weights` for each file that is
+   restored.
 3. `step` for each training step, and after each step `should_stop`.  Metrics of a step are read up to
    `train.loop.loop.METRICS_DELAY` steps later, so `step` should return before the devices have finished.
 4. Every `eval_every`: `evaluate` for each batch of the held-out set (with an EMA twice, the second time with `raw`), and
@@ -260,6 +261,15 @@ class Engine(Protocol):
 
     def profile(self, folder: Path | None) -> None:
         """Start the framework's profiler, which writes its trace into `folder`; None: stop it and write the trace."""
+
+    def from_main(self, value: Any) -> Any:
+        """Return the value that the main process gives; every process calls it.
+
+        A network file system may show other processes an older state of a folder, from which they would decide otherwise.
+
+        Args:
+            value: a JSON value; only that of the main process counts.
+        """
 
     def should_stop(self) -> bool:
         """Return whether to stop after this step because a process received SIGTERM; the same answer in every process.

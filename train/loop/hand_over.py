@@ -65,15 +65,14 @@ def hand_over(engine: Engine, folder: Path, task: Task, check: CheckpointCheck) 
         InputError: the newest checkpoint is damaged, or cannot be read, or is of a version that is not converted; or
             `check` raises it; or a checkpoint cannot be written.
     """
-    trainer = trainer_of(folder) or trainer_of(replaced_folder(folder))
+    trainer = engine.from_main(trainer_of(folder) or trainer_of(replaced_folder(folder)))
     if trainer is None or trainer == engine.trainer:
         return None
     others = CheckpointFolder(folder, trainer)
     if engine.is_main:
         with _convert_errors(folder):
             others.settle_replaced()
-    engine.synchronize()
-    newest, *older = others.steps()
+    newest, *older = engine.from_main(others.steps())
     try:
         loop_states = {newest: _read_loop_state(others, trainer, newest, task, check)}
     except Exception as error:  # damaged files raise too many kinds of exceptions to list

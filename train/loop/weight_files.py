@@ -64,7 +64,7 @@ class WeightFiles:
 
         If no checkpoint has the recorded weights either, the file is moved aside: it has other weights.
 
-        All processes must decide the same, so no process writes the file before all have read it.
+        All processes decide by what the main one reads of the file.
 
         path, raw: see `write_best`.
         done: number of steps done.  The engine has the weights after these steps, before and after this call.
@@ -81,7 +81,7 @@ class WeightFiles:
         if file["step"] == done:
             self.write_best(path, done, raw=raw)
             return True
-        sha256 = file_sha256(path)
+        sha256 = self.engine.from_main(file_sha256(path) if self.engine.is_main else None)
         if sha256 is not None and file.get("sha256", sha256) == sha256:
             return True
         # The checkpoint may be another run's: its arrays and its step do not tell.

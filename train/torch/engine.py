@@ -384,6 +384,10 @@ class TorchEngine:
         """Wait until all processes of the run have called this method."""
         self.mesh.synchronize()
 
+    def from_main(self, value: Any) -> Any:
+        """Return the value that the main process gives; every process calls it."""
+        return self.mesh.from_main(value)
+
     def should_stop(self) -> bool:
         """Return whether all processes stop after this step because one received SIGTERM; called in each process."""
         return self._preemption is not None and self._preemption.should_stop()

@@ -112,6 +112,13 @@ class ProcessMesh:
         if self._mesh is not None:
             dist.barrier()
 
+    def from_main(self, value: Any) -> Any:
+        """Return the value that the first process gives; every process calls it."""
+        values = [value]
+        if self._mesh is not None:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
     def reshard(self, model: nn.Module) -> None:
         """Free what a forward pass without a backward pass has gathered.
 

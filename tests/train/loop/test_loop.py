@@ -37,6 +37,7 @@ from train.loop.loop import MAX_SKIPPED, METRICS_DELAY
 from train.loop.loop_state import LoopState, equal_metrics
 from train.loop.request import Request
 from train.loop.session import train
+from train.loop.weight_files import WeightFiles
 from train.loop.write_files import convert_write_errors
 from train.recipes import Model, Optimizer, Recipe
 from vit_spec import InputError, ViTConfig, bounded_json
@@ -129,6 +130,9 @@ class FakeEngine:
 
     def synchronize(self) -> None:
         pass
+
+    def from_main(self, value: Any) -> Any:
+        return value
 
     def should_stop(self) -> bool:
         return False
@@ -260,6 +264,14 @@ class Exploding(Declining):
     def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
         found = super().evaluate(batch)
         return found._replace(losses=np.full(len(batch.rows), np.nan)) if self.step_number > 2 else found
+
+
+def test_all_processes_decide_by_the_best_weights_that_the_main_one_reads(tmp_path: Path) -> None:
+    """A network file system may show another process a folder without them: it does not restore them alone."""
+    engine: Any = SimpleNamespace(is_main=False, from_main=lambda value: "sum")  # and nothing that restores
+    unused: Any = None
+    files = WeightFiles(engine, unused, unused, {"best.safetensors": {"step": 2, "sha256": "sum"}})
+    assert files.restore_best(tmp_path / "best.safetensors", 4, is_newest=False, is_best=lambda state: False)
 
 
 class WithOthers(FakeEngine):
