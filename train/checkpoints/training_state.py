@@ -123,7 +123,8 @@ class TrainingState:
             try:
                 planned = plan_conversion(Checkpoint(self.config, self.format, arrays), format)
             except InputError as error:
-                raise ValueError(str(error).rpartition(". ")[0]) from None
+                what, _, remedy = str(error).rpartition(". ")  # the remedy is one for files of weights
+                raise ValueError(what or remedy) from None
             self._plans[part, format] = {each.key: each for each in planned}
         return self._plans[part, format]
 
