@@ -131,12 +131,15 @@ def _evaluated_function(config: ViTConfig) -> ViTConfig:
     """Return a config with the defaults of all fields that change no pass over normalized images of its own size.
 
     These are the normalization, the resampling of positions, dropout, initial values of parameters, and the padding or
-    cropping of images whose size is a multiple of the patch size.
+    cropping of images whose size is a multiple of the patch size.  Sizes and scales of heads are those that are computed
+    where the config has none.
     """
     tokens: dict[str, Any] = {"init": Tokens().init}
     if all(size % patch == 0 for size, patch in zip(config.image_size, config.patch_size, strict=True)):
         tokens |= {"pad": Tokens().pad, "crop": Tokens().crop}
-    initial: dict[str, Any] = {"tokens": tokens, "head": {"init": Head().init}}
+    initial: dict[str, Any] = {"tokens": tokens, "head": {"init": Head().init}, "attention": {"head_dim": config.head_dim}}
+    if config.head.pool != "attention" or config.pool_scale == config.scale:
+        initial["attention"]["scale"] = config.scale
     if config.positions.kind != "fixed":
         initial["positions"] = {"table": Positions().table}
     if config.norms.layer_scale is not None:

@@ -155,7 +155,7 @@ def test_given_weights_verify_in_another_format(weights_path: Path) -> None:
     assert golden.verify(weights_path, weights=as_torch, only="torch").passed
 
 
-SCALED = PLAIN.replace(norms={"layer_scale": 1e-4})
+SCALED = PLAIN.replace(norms={"layer_scale": 1e-4}, attention={"scale": 0.5})
 NO_FUNCTION = {
     "initial layer scale": {"norms": {"layer_scale": 0.1}},
     "initial values": {"tokens": {"init": "normal(0.02)"}, "head": {"init": "zeros"}, "positions": {"table": "sincos_1d"}},
@@ -164,12 +164,14 @@ NO_FUNCTION = {
     "resampling": {"resampling": {"antialias": False}},
     "padding": {"tokens": {"pad": True}},
     "cropping": {"tokens": {"crop": True}},
+    "the default head_dim": {"attention": {"head_dim": SCALED.head_dim}},
 }
 OTHER_FUNCTIONS = {
     "norms.eps": {"norms": {"eps": 1e-5}},
     "mlp.activation": {"mlp": {"activation": "gelu_tanh"}},
     "norms.layer_scale": {"norms": {"layer_scale": None}},
     "positions.kind": {"positions": {"kind": "none"}},
+    "attention.scale": {"attention": {"scale": None}},
 }
 
 
