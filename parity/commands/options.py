@@ -196,7 +196,7 @@ def _add_golden_options(sub: argparse.ArgumentParser) -> None:
         default=0,
         help="seed of the images, the targets and the weights of a named model",
     )
-    record.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    record.add_argument("--force", action="store_true", help="replace FILE if it is a golden file")
     verify = action("verify", "compute golden files again, and report the values that changed")
     verify.add_argument("files", type=os.path.expanduser, metavar="FILE", nargs="+", help="golden files")
     verify.add_argument("--weights", metavar="SRC", help="the checkpoint of which the golden file was recorded")

@@ -35,6 +35,7 @@ FRAMEWORKS = ("jax", "torch")
 
 _VERSION = 1
 _MAX_HEADER = 2**24  # bytes; the header of ViT-22B has 0.1 MB, and each record adds 2 KB
+_ARRAYS = ("header", "reference", "sizes")  # of every golden file
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,21 +108,25 @@ class Golden:
 
         Args:
             path: the file.
-            overwrite: whether to replace a file that exists when the new one is complete.
+            overwrite: whether to replace a golden file that exists when the new one is complete.
 
         Raises:
-            InputError: the file exists, and `overwrite` is false.
+            InputError: the file exists, and `overwrite` is false or it is not a golden file.
         """
-        with lock_folder(Path(path).parent):
-            self._write(Path(path), overwrite, check_replaceable)
+        path = Path(path).expanduser()
+        with lock_folder(path.parent):
+            self._write(path, overwrite, _check_golden)
 
     def append(self, path: StrPath, record: Record) -> None:
         """Append a record to the file at `path`, from which this golden was read, and keep records appended since then.
 
+        If `path` is a link, its target is written.
+
         Raises:
             InputError: the file is missing, damaged or another golden file by now; nothing is changed.
         """
-        with lock_folder(Path(path).parent):
+        path = resolve_path(path).resolve()
+        with lock_folder(path.parent):
             identity = _file_identity(path)
             now = Golden.read(path)
             if not self._has_reference_of(now):
@@ -131,7 +136,7 @@ class Golden:
                 if _file_identity(found) != identity:
                     raise _replaced_error(path)
 
-            replace(now, records=(*now.records, record))._write(Path(path), True, check_unchanged)
+            replace(now, records=(*now.records, record))._write(path, True, check_unchanged)
 
     def _has_reference_of(self, other: Self) -> bool:
         """Return whether two golden files are equal except for their records."""
@@ -214,20 +219,38 @@ class Golden:
         records = tuple(_parse_record(arrays, i, each, list(shapes)) for i, each in enumerate(header["records"]))
         if not records or set(FRAMEWORKS) - set(records[0].float64_errors):
             raise InputError("its first record, which must have both frameworks, is missing or lacks one")
-        if len(arrays) != 3 + len(records):
+        if len(arrays) != len(_ARRAYS) + len(records):
             raise InputError("it has arrays that do not belong in a golden file")
         return cls(config, header["seed"], header["drawn"], header["checksums"], tensors, records)
 
 
 def check_writable(path: StrPath, force: bool) -> None:
-    """Raise InputError if a golden file cannot be written at this path, or if a file exists and `force` is false."""
-    path = Path(path)
+    """Raise InputError if a golden file cannot be written at this path.
+
+    An existing file is replaced only if `force` is true and it is a golden file.
+    """
+    path = Path(path).expanduser()
     if path.suffix != ".npz":
         raise InputError(f"{path}: a golden file is an npz file: give a name that ends in .npz")
     if not path.parent.is_dir():
         raise InputError(f"no folder {path.parent}: create it first")
-    if path.exists() and not (force and path.is_file()):
+    if path.exists() and not force:
         raise InputError(f"{path} exists: give another name, or --force (force=True) to replace it, or verify it")
+    _check_golden(path)
+
+
+def _check_golden(path: Path) -> None:
+    """Raise InputError if something that is not a golden file has this path; one that is damaged inside counts as one."""
+    check_replaceable(path)
+    if path.exists() and not _is_golden(path):
+        raise InputError(f"{path} exists and is not a golden file: give another name, or remove the file")
+
+
+def _is_golden(path: Path) -> bool:
+    try:
+        return path.is_file() and {(name,) for name in _ARRAYS} <= containers.open(path).arrays.keys()
+    except InputError:
+        return False
 
 
 def _file_identity(path: StrPath) -> tuple[int, ...] | None:

@@ -42,7 +42,7 @@ def record(
         model: a config, whose weights are drawn from the seed, or a checkpoint; `read_model` returns either.
         path: the file to write; it must end in .npz.
         seed: seed of the images, of the targets of the loss, and of the weights of a config.
-        force: replace an existing file.
+        force: replace an existing golden file.
         progress: called with a description of each step.
 
     Raises:

@@ -360,6 +360,17 @@ def test_an_appended_record_does_not_change_the_reference(path: Path, monkeypatc
     assert not golden.verify(path, only="torch").passed
 
 
+def test_a_record_is_appended_to_the_target_of_a_link_and_in_the_home_folder(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "_measure", lambda golden, *rest: golden.records[0])
+    monkeypatch.setenv("HOME", str(path.parent))
+    path.with_name("link.npz").symlink_to("plain.npz")
+    golden.verify(path.with_name("link.npz"), append=True)
+    golden.verify("~/link.npz", append=True)
+    assert path.with_name("link.npz").is_symlink() and len(Golden.read(path).records) == 3
+
+
 def during_verification(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
     """Make the next verification call `action` after its measurement."""
     measure = verification._measure
@@ -628,6 +639,23 @@ def test_an_unwritable_path_is_refused_before_the_models_run(name: str, tmp_path
     (tmp_path / "there.npz").touch()
     with pytest.raises(InputError, match=UNWRITABLE[name]):
         golden.record(vit_spec.get("vit_22b14"), tmp_path / name)
+
+
+def test_force_replaces_golden_files_and_no_checkpoint(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verification, "JaxTwin", TorchTwin)  # to save time
+    parity.save(tmp_path / "weights.npz", perturbed_params(ONE), ONE, "jax")
+    before = (tmp_path / "weights.npz").read_bytes()
+    (tmp_path / "link.npz").symlink_to("weights.npz")
+    for name in ("weights.npz", "link.npz"):
+        assert main(["golden", "record", str(tmp_path / "weights.npz"), str(tmp_path / name), "--force"]) == 2
+        assert f"{name} exists and is not a golden file: give another name" in capsys.readouterr().err
+    with pytest.raises(InputError, match="is not a golden file"):  # also if it appears during the computation
+        golden.record(ONE, tmp_path / "new.npz", force=True, progress=lambda what: (tmp_path / "new.npz").touch())
+    assert (tmp_path / "weights.npz").read_bytes() == before
+    golden.record(ONE, path, force=True)
+    assert Golden.read(path).config == ONE
 
 
 def test_a_model_is_given_by_name_or_by_config(tmp_path: Path) -> None:
