@@ -4,6 +4,8 @@
                   shapes of the tensors, and for each record its environment and its frameworks
     reference     (n,) float64: the sketches of all tensors, concatenated; see `parity.comparison.golden.sketch`
     sizes         (tensors,) float64: the root-mean-square to which the errors of each tensor are relative
+    rounding      (2, tensors) float64: measured rounding errors of each tensor in float64 and in float32; missing if they
+                  were not measured, because the weights do not amplify them
     records.0     (frameworks, 2, tensors) float64: relRMS in float64 from the reference, and in float32 from float64
 
 It contains neither dates nor paths: the same recording on the same machine gives the same bytes.
@@ -29,6 +31,13 @@ from parity.checkpoints.reading import StrPath, resolve_path
 from parity.comparison.golden.sketch import SKETCH_SIZE
 from parity.comparison.localisation import GRADIENT_OF
 from parity.comparison.report import Unjudged
+from parity.comparison.tolerances import (
+    AMPLIFIED_ERROR_FACTOR,
+    FLOAT64_TOLERANCE,
+    MAX_LINEAR_ERROR,
+    MAX_TOLERANCE,
+    PERTURBATION_ROUNDOFFS,
+)
 from vit_spec import InputError, ViTConfig, bounded_json
 
 FRAMEWORKS = ("jax", "torch")
@@ -46,12 +55,21 @@ class Tensor:
     scale: the root-mean-square to which errors are relative; for a gradient, at least the root-mean-square of the gradients
         of its module.
     sketch: its sketch in float64.
+    float64_rounding, float32_rounding: relRMS of the change by `PERTURBATION_ROUNDOFFS` unit roundoffs of the type at every
+        operation; 0 if it was not measured.
     """
 
     name: str
     shape: tuple[int, ...]
     scale: float
     sketch: Array
+    float64_rounding: float = 0.0
+    float32_rounding: float = 0.0
+
+    @property
+    def float64_tolerance(self) -> float:
+        """Largest relRMS from the reference of a function that has not changed."""
+        return max(FLOAT64_TOLERANCE, min(AMPLIFIED_ERROR_FACTOR * self.float64_rounding, MAX_TOLERANCE["float64"]))
 
     @property
     def entries(self) -> int:
@@ -98,10 +116,20 @@ class Golden:
 
     @property
     def unjudged(self) -> tuple[Unjudged, ...]:
-        """The tensors with NaN or infinities in float32 in the first record, which no later result can be compared with."""
+        """The tensors that are not judged in float32.
+
+        Those with NaN or infinities in the first record cannot be compared with a later result.  A tensor of which rounding
+        changes more than a tenth, and all after it, may have other errors in each run.
+        """
         errors = zip(*self.records[0].float32_errors.values(), strict=True)
         names = tuple(tensor.name for tensor, each in zip(self.tensors, errors, strict=True) if math.inf in each)
-        return (Unjudged("float32", names, "since float32 gave NaN or infinities in the recording"),) if names else ()
+        found = [Unjudged("float32", names, "since float32 gave NaN or infinities in the recording")] if names else []
+        noisy = (i for i, tensor in enumerate(self.tensors) if tensor.float32_rounding > MAX_LINEAR_ERROR)
+        if (first := next(noisy, None)) is not None:
+            change = f"{self.tensors[first].float32_rounding:.0e} times its size"
+            why = f"since {PERTURBATION_ROUNDOFFS} unit roundoffs at each operation change it by {change}"
+            found.append(Unjudged("float32", tuple(tensor.name for tensor in self.tensors[first:]), why))
+        return tuple(found)
 
     def write(self, path: StrPath, *, overwrite: bool = True) -> None:
         """Write the file atomically.
@@ -141,7 +169,7 @@ class Golden:
     def _has_reference_of(self, other: Self) -> bool:
         """Return whether two golden files are equal except for their records."""
         one, two = (replace(each, records=())._arrays() for each in (self, other))
-        return all(np.array_equal(one[key], two[key]) for key in one)
+        return one.keys() == two.keys() and all(np.array_equal(one[key], two[key]) for key in one)
 
     def _write(self, path: Path, overwrite: bool, check: Callable[[Path], None]) -> None:
         """Write the file; `check` is called with its path immediately before it is replaced, see `atomic_replace`."""
@@ -171,6 +199,9 @@ class Golden:
             "reference": np.concatenate([tensor.sketch for tensor in self.tensors]),
             "sizes": np.array([tensor.scale for tensor in self.tensors]),
         }
+        rounding = np.array([[tensor.float64_rounding, tensor.float32_rounding] for tensor in self.tensors]).T
+        if rounding.any():
+            arrays["rounding"] = rounding
         for i, record in enumerate(self.records):
             pairs = [[record.float64_errors[name], record.float32_errors[name]] for name in record.float64_errors]
             arrays[f"records.{i}"] = np.array(pairs, np.float64)
@@ -214,12 +245,17 @@ class Golden:
         if not any(scale for name, scale in zip(shapes, scales.tolist(), strict=True) if name.startswith(GRADIENT_OF)):
             raise InputError("its gradients are all zero")
         sketches = np.split(reference, np.cumsum(sketch_sizes)[:-1])
-        facts = zip(shapes.items(), scales.tolist(), sketches, strict=True)
-        tensors = tuple(Tensor(name, shape, scale, sketch) for (name, shape), scale, sketch in facts)
+        rounding = np.zeros((2, len(shapes)))
+        if "rounding" in arrays:
+            rounding = _float64_array(arrays, "rounding", rounding.shape)
+        if not (rounding >= 0).all():
+            raise InputError("its rounding errors are NaN or negative")
+        facts = zip(shapes, shapes.values(), scales.tolist(), sketches, *rounding.tolist(), strict=True)
+        tensors = tuple(Tensor(*each) for each in facts)
         records = tuple(_parse_record(arrays, i, each, list(shapes)) for i, each in enumerate(header["records"]))
         if not records or set(FRAMEWORKS) - set(records[0].float64_errors):
             raise InputError("its first record, which must have both frameworks, is missing or lacks one")
-        if len(arrays) != len(_ARRAYS) + len(records):
+        if len(arrays) != len(_ARRAYS) + ("rounding" in arrays) + len(records):
             raise InputError("it has arrays that do not belong in a golden file")
         return cls(config, header["seed"], header["drawn"], header["checksums"], tensors, records)
 

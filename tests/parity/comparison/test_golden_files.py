@@ -36,7 +36,7 @@ from parity.comparison.golden.drift import changed_tensors
 from parity.comparison.golden.file import Golden, Record
 from parity.comparison.golden.inputs import checksums, make_inputs, recorded_inputs
 from parity.comparison.golden.sketch import SKETCH_SIZE, sketch
-from parity.comparison.tolerances import RMS_ERROR_RATIO, five_sigma_factor
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, MAX_TOLERANCE, RMS_ERROR_RATIO, five_sigma_factor
 from tests import ROOT
 from tests.twins import perturbed_params, small_config
 from vit_spec import InputError
@@ -199,6 +199,83 @@ def test_fields_that_change_recorded_results_may_not_differ(name: str, scaled: t
         recorded_inputs(recorded, given, "a.npz")
 
 
+def test_the_default_scale_of_attention_may_be_given(weights_path: Path) -> None:
+    weights = Checkpoint(PLAIN.replace(attention={"scale": PLAIN.scale}), "jax", _flat(perturbed_params(PLAIN)))
+    assert recorded_inputs(Golden.read(weights_path), weights, "a.npz").checkpoint is weights
+
+
+# Weights that amplify rounding errors ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def amplified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Checkpoint]:
+    """Return a golden file of weights that amplify rounding errors beyond the usual tolerance, and the weights."""
+    path, params = tmp_path_factory.mktemp("amplified") / "weights.npz", perturbed_params(PLAIN)
+    params["blocks"]["attn"]["qkv"]["kernel"] *= np.float32(100)
+    weights = Checkpoint(PLAIN, "jax", _flat(params))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "JaxTwin", TorchTwin)  # to save time
+        golden.record(weights, path)
+    return path, weights
+
+
+def test_weights_that_amplify_rounding_errors_are_recorded_and_verified_with_measured_tolerances(
+    amplified: tuple[Path, Checkpoint],
+) -> None:
+    path, weights = amplified
+    recorded = Golden.read(path)
+    errors = recorded.records[0].float64_errors["torch"]
+    tolerances = np.array([tensor.float64_tolerance for tensor in recorded.tensors])
+    assert np.nanmax(errors) > FLOAT64_TOLERANCE and tolerances.max() < 1e-8
+    other_machine = replace(recorded.records[0], float64_errors={"torch": np.maximum(errors, 0.9 * tolerances)})
+    assert not changed_tensors(recorded, other_machine)
+    found = golden.verify(path, weights=weights, only="torch")
+    assert f"(tolerance up to {tolerances.max():.0e}, since the weights amplify rounding errors)" in found.verdict
+
+
+def test_a_fault_shows_also_where_weights_amplify_rounding_errors(
+    amplified: tuple[Path, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_fault(monkeypatch, vit_torch, mlp={"activation": "gelu_tanh"})
+    found = golden.verify(amplified[0], weights=amplified[1], only="torch")
+    assert (found.first["torch"].tensor, found.first["torch"].dtype) == ("blocks.0.mlp.activation", "float64")
+
+
+def test_rounding_errors_of_ordinary_weights_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "JaxTwin", TorchTwin)  # to save time
+    monkeypatch.setattr(verification, "measure_rounding_errors", lambda *arguments: pytest.fail("they were measured"))
+    golden.record(ONE, tmp_path / "plain.npz")
+    with np.load(tmp_path / "plain.npz") as file:
+        assert "rounding" not in file
+    assert all(tensor.float64_tolerance == FLOAT64_TOLERANCE for tensor in Golden.read(tmp_path / "plain.npz").tensors)
+
+
+def with_rounding(golden_file: Golden, name: str, **rounding: float) -> Golden:
+    """Return a golden file with measured rounding errors of one tensor."""
+    tensors = (replace(each, **rounding) if each.name == name else each for each in golden_file.tensors)
+    return replace(golden_file, tensors=tuple(tensors))
+
+
+@pytest.mark.parametrize(("factor", "changed"), [(1 / 50, False), (19.0, False), (25.0, True)])
+def test_a_float32_error_may_differ_by_the_measured_rounding_errors(
+    golden_file: Golden, factor: float, changed: bool
+) -> None:
+    measured = with_rounding(with_float32_errors(golden_file, "blocks.0", factor), "blocks.0", float32_rounding=20e-6)
+    assert bool(changed_tensors(measured, measured.records[1])) == changed
+
+
+def test_tensors_that_are_mostly_rounding_error_in_float32_are_named_with_all_after_them(golden_file: Golden) -> None:
+    measured = with_rounding(golden_file, "pool", float32_rounding=0.2)
+    [unjudged] = measured.unjudged
+    names = [tensor.name for tensor in golden_file.tensors]
+    assert list(unjudged.names) == names[names.index("pool") :] and "change it by 2e-01 times its size" in str(unjudged)
+
+
+def test_weights_whose_rounding_errors_would_hide_changes_are_not_recorded(golden_file: Golden) -> None:
+    with pytest.raises(InputError, match=r"would hide changes, since 16 unit roundoffs .* change pool by 1\.0e-07 times"):
+        verification._check_agreement(with_rounding(golden_file, "pool", float64_rounding=1e-7))
+
+
 # Changes --------------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +302,20 @@ def test_a_fault_is_reported_with_its_layer_and_the_versions_then_and_now(
     assert "torch changed: blocks.0.mlp.activation differs by " in found.verdict
     assert f"Recorded with torch {then}" in found.verdict and "now torch 99.1" in found.verdict
     assert found.changed_environment["torch"] == [then, "99.1"]
+
+
+def test_the_verdict_names_settings_that_differ_and_unchanged_versions_once(
+    path: Path, golden_file: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    then = golden_file.records[0].environment
+    now = {**then, "threads": {"jax": 9, "torch": 8}, "settings": {**then["settings"], "MKL_CBWR": {"torch": "AVX2"}}}
+    errors = golden_file.records[0].float64_errors["torch"] + 1
+    found = changed_tensors(golden_file, replace(golden_file.records[0], float64_errors={"torch": errors}))
+    record = replace(golden_file.records[0], environment=now)
+    verdict = golden.Verification("a.npz", golden_file, record, found).verdict
+    assert verdict.count("numpy") == 1
+    before = then["threads"]["torch"]
+    assert verdict.endswith(f", as now; threads, torch: was {before}, is 8; MKL_CBWR, torch: was None, is AVX2")
 
 
 def test_a_fault_is_reported_for_its_framework_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,6 +615,8 @@ ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "a record of NaN": ({"records.0": np.full((2, 2, TENSORS), np.nan)}, "no error of the logits"),
     "gradients of zeros": ({"sizes": np.zeros(TENSORS)}, "gradients are all zero"),
     "a header that is not JSON": ({"header": np.frombuffer(b"{", np.uint8)}, "not JSON"),
+    "negative rounding errors": ({"rounding": np.full((2, TENSORS), -1.0)}, "rounding errors are NaN or negative"),
+    "rounding errors of NaN": ({"rounding": np.full((2, TENSORS), np.nan)}, "rounding errors are NaN or negative"),
 }
 
 
@@ -540,6 +633,16 @@ def test_nan_in_the_reference_is_refused(path: Path, golden_file: Golden, tmp_pa
     reference[5] = np.nan
     with pytest.raises(InputError, match="NaN"):
         Golden.read(edit_arrays(path, tmp_path / "bad.npz", reference=reference))
+
+
+def test_no_rounding_errors_of_a_file_make_a_wrong_function_pass(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = edit_arrays(path, tmp_path / "wide.npz", rounding=np.full((2, TENSORS), np.inf))
+    assert all(tensor.float64_tolerance == MAX_TOLERANCE["float64"] for tensor in Golden.read(file).tensors)
+    plant_fault(monkeypatch, vit_torch, mlp={"activation": "gelu_tanh"})
+    found = golden.verify(file, only="torch")
+    assert not found.passed and len(found.golden.unjudged[0].names) == TENSORS
 
 
 def test_a_truncated_golden_file_is_refused(path: Path, tmp_path: Path) -> None:
