@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import parity
 import vit_spec
-from benchmarks.machine import available_memory, hardware
+from benchmarks.machine import hardware
 from benchmarks.machine.rates import Processes, fastest, measure_bandwidth, measure_products
 from benchmarks.peers import Contestant
 from benchmarks.plan import Block, Plan, group_size, groups, lanes
 from benchmarks.worker_process import Json, WorkerProcess, frameworks, worker
 from parity.comparison import reproducible_init
+from parity.comparison.disk_cache import available_memory
 from vit_spec import InputError, ViTConfig
 
 WRONG = "other logits than our twin"

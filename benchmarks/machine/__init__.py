@@ -44,15 +44,6 @@ def keep_freed_memory(framework: str) -> None:
     keep()
 
 
-def available_memory() -> int:
-    """Return the bytes of memory that new processes can use."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except OSError:  # not Linux
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
 def product_shapes(config: ViTConfig, batch_size: int) -> list[tuple[Shape, int]]:
     """Return the shapes of the matrix products of patch embedding and blocks, and how often each is computed.
 

@@ -2,10 +2,12 @@
 
 import ctypes
 import gc
+import os
 import sys
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -40,6 +42,15 @@ class DiskCache(Mapping[str, Array]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that new processes can use."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except OSError:  # not Linux
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def release_memory(nbytes: int) -> None:

@@ -278,11 +278,12 @@ def module_scales(tensors: Mapping[str, Any]) -> dict[str, float]:
     """
     sums: dict[str, ErrorNorms] = {}
     for name, value in tensors.items():
-        sums[_module_of(name)] = sums.get(_module_of(name), ErrorNorms()).combined_with(ErrorNorms.of(value, value))
-    return {name: (of := sums[_module_of(name)]).reference_norm / math.sqrt(max(1, of.entries)) for name in tensors}
+        sums[module_of(name)] = sums.get(module_of(name), ErrorNorms()).combined_with(ErrorNorms.of(value, value))
+    return {name: (of := sums[module_of(name)]).reference_norm / math.sqrt(max(1, of.entries)) for name in tensors}
 
 
-def _module_of(name: str) -> str:
+def module_of(name: str) -> str:
+    """Return the module of a parameter, or of its gradient."""
     return name.rpartition(".")[0] or name
 
 

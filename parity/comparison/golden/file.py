@@ -14,7 +14,7 @@ It contains neither dates nor paths: the same recording on the same machine give
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -29,7 +29,7 @@ from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Array
 from parity.checkpoints.reading import StrPath, resolve_path
 from parity.comparison.golden.sketch import SKETCH_SIZE
-from parity.comparison.localisation import GRADIENT_OF
+from parity.comparison.localisation import GRADIENT_OF, module_of
 from parity.comparison.report import Unjudged
 from parity.comparison.tolerances import (
     AMPLIFIED_ERROR_FACTOR,
@@ -45,6 +45,7 @@ FRAMEWORKS = ("jax", "torch")
 _VERSION = 1
 _MAX_HEADER = 2**24  # bytes; the header of ViT-22B has 0.1 MB, and each record adds 2 KB
 _ARRAYS = ("header", "reference", "sizes")  # of every golden file
+_MAX_SCALE_RATIO = 1e3  # of a scale to its estimate from a sketch, which is 0 only if the entries of a run cancel
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,6 +253,7 @@ class Golden:
             raise InputError("its rounding errors are NaN or negative")
         facts = zip(shapes, shapes.values(), scales.tolist(), sketches, *rounding.tolist(), strict=True)
         tensors = tuple(Tensor(*each) for each in facts)
+        _check_scales(tensors)
         records = tuple(_parse_record(arrays, i, each, list(shapes)) for i, each in enumerate(header["records"]))
         if not records or set(FRAMEWORKS) - set(records[0].float64_errors):
             raise InputError("its first record, which must have both frameworks, is missing or lacks one")
@@ -349,7 +351,7 @@ def _parse_shapes(listed: list[Any]) -> dict[str, tuple[int, ...]]:
 def _check_shapes(shapes: Mapping[str, tuple[int, ...]], config: ViTConfig) -> None:
     """Raise InputError if the shapes are not the shapes of the config's parameters and images.
 
-    Without this check, a small file with an absurd config could make `verify` build a huge model.
+    The number of shapes is compared first: a small file with an absurd config could announce a huge number of parameters.
     """
     layouts = get("torch").layouts(config).values()
     count = sum(prod(config.sizes[axis] for axis in layout.key_axes) for layout in layouts)
@@ -363,6 +365,23 @@ def _check_shapes(shapes: Mapping[str, tuple[int, ...]], config: ViTConfig) -> N
         raise InputError(f"its images have shape {images}, which its config does not take")
     if "logits" not in shapes:
         raise InputError("it has no logits")
+
+
+def _check_scales(tensors: Sequence[Tensor]) -> None:
+    """Raise InputError if a scale does not fit the sketches: relative to a scale that is too large, no result would differ.
+
+    A sketch of all entries has the root-mean-square of the tensor, and a sketch of sums an estimate of it.  The scale of a
+    gradient is at least its own root-mean-square, and at most the largest in its module.
+    """
+    found = [float(np.linalg.norm(tensor.sketch)) / math.sqrt(max(tensor.entries, 1)) for tensor in tensors]
+    largest: dict[str, float] = {}
+    for tensor, size in zip(tensors, found, strict=True):
+        largest[module_of(tensor.name)] = max(size, largest.get(module_of(tensor.name), 0.0))
+    for tensor, size in zip(tensors, found, strict=True):
+        ratio = 1 + 1e-9 if tensor.entries <= SKETCH_SIZE else _MAX_SCALE_RATIO
+        high = _MAX_SCALE_RATIO * largest[module_of(tensor.name)] if tensor.is_gradient else ratio * size
+        if not size / ratio <= tensor.scale <= high:
+            raise InputError(f"its size of {tensor.name} does not fit its reference")
 
 
 def _float64_array(arrays: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Array:

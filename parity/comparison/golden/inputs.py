@@ -12,9 +12,10 @@ import vit_spec
 from parity.checkpoints.conversion import checksum
 from parity.checkpoints.formats import Fields
 from parity.checkpoints.layout import Array
-from parity.checkpoints.reading import load, resolve_path
+from parity.checkpoints.reading import StrPath, load, resolve_path
 from parity.checkpoints.weights import Checkpoint, validate
 from parity.comparison import reproducible_init
+from parity.comparison.disk_cache import available_memory
 from parity.comparison.forward_backward import PassInputs
 from parity.comparison.golden.file import Golden
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
@@ -92,25 +93,44 @@ def recorded_inputs(golden: Golden, weights: Checkpoint | None, path: str) -> Pa
 
     Raises:
         InputError: the weights are missing or have other values, weights are given although they are drawn from the seed,
-            or the seed no longer gives the recorded images or weights.
+            the memory is too little, or the seed no longer gives the recorded images or weights.
     """
     if golden.has_seeded_weights and weights is not None:
         raise InputError(f"{path} has weights drawn from its seed, and takes no others: leave --weights out")
     if not golden.has_seeded_weights:
         weights = _check_config(golden, weights, path)
+    check_memory(golden.config, path)
+    changed = InputError(
+        f"{path}: its seed no longer gives the recorded images or weights, which is no fault of a framework: "
+        "record it again"
+    )
+    if _checksum_of_images(reproducible_init.images(golden.config, golden.seed)) != golden.checksums["images"]:
+        raise changed  # before the weights, which may be many, are drawn
     inputs = make_inputs(weights or reproducible_init.weights(golden.config, golden.seed), golden.seed)
     sums = checksums(inputs)
-    if sums["images"] != golden.checksums["images"] or (golden.has_seeded_weights and sums != golden.checksums):
-        raise InputError(
-            f"{path}: its seed no longer gives the recorded images or weights, which is no fault of a framework: "
-            "record it again"
-        )
+    if sums != golden.checksums and golden.has_seeded_weights:
+        raise changed
     if sums != golden.checksums:
         raise InputError(
             f"{path} was recorded with other weights (SHA-256 {golden.checksums['weights'][:12]}, and these have "
             f"{sums['weights'][:12]}): give those weights, or record a golden file with these"
         )
     return inputs
+
+
+def check_memory(config: ViTConfig, path: StrPath) -> None:
+    """Raise InputError if a pass in float64 needs more memory than is available.
+
+    A pass has the weights, their gradients, and the activations of two images, in memory; and more than that for a while.
+
+    path: path of the golden file, for the message.
+    """
+    needed = 16 * vit_spec.count(config) + 2 * vit_spec.memory(config, dtype="float64").activations
+    if needed > (available := available_memory()):
+        raise InputError(
+            f"{path}: a pass of its model in float64 takes at least {needed / 1e9:,.1f} GB of memory, and "
+            f"{available / 1e9:,.1f} GB are available: use a machine with more memory"
+        )
 
 
 def _check_config(golden: Golden, weights: Checkpoint | None, path: str) -> Checkpoint:
@@ -149,5 +169,8 @@ def _evaluated_function(config: ViTConfig) -> ViTConfig:
 
 def checksums(inputs: PassInputs) -> dict[str, str]:
     """Return the SHA-256 of "weights" and of "images"."""
-    images = hashlib.sha256(np.ascontiguousarray(inputs.images, "<f4").data)
-    return {"weights": checksum(inputs.checkpoint), "images": images.hexdigest()}
+    return {"weights": checksum(inputs.checkpoint), "images": _checksum_of_images(inputs.images)}
+
+
+def _checksum_of_images(images: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(images, "<f4").data).hexdigest()

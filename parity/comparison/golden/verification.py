@@ -20,7 +20,7 @@ from parity.comparison.amplification import measure_rounding_errors
 from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin
 from parity.comparison.golden.drift import Verification, changed_tensors, tested_float32_errors
 from parity.comparison.golden.file import FRAMEWORKS, Golden, Record, Tensor, check_writable
-from parity.comparison.golden.inputs import checksums, make_inputs, recorded_inputs
+from parity.comparison.golden.inputs import check_memory, checksums, make_inputs, recorded_inputs
 from parity.comparison.golden.sketch import root_mean_square, sketch
 from parity.comparison.localisation import GRADIENT_OF, module_scales
 from parity.comparison.progress import StepProgress
@@ -54,13 +54,14 @@ def record(
         progress: called with a description of each step.
 
     Raises:
-        InputError: the path cannot be written, a framework is not installed, the model computes NaN, the twins
-            differ, or rounding errors leave no digits that could change.
+        InputError: the path cannot be written, a framework is not installed, the memory is too little, the model computes
+            NaN, the twins differ, or rounding errors leave no digits that could change.
     """
     check_writable(path, force)
     _, absent = installed_frameworks()
     if absent:
         raise InputError(f"a golden file is recorded with both frameworks, and {not_installed([*absent.values()])}")
+    check_memory(model.config if isinstance(model, Checkpoint) else model, path)
     checkpoint = model if isinstance(model, Checkpoint) else reproducible_init.weights(model, seed)
     inputs = make_inputs(checkpoint, seed)
     progress("PyTorch in float64, explicit attention")
@@ -93,7 +94,7 @@ def verify(
 
     Raises:
         InputError: the file is no golden file, the weights are missing or have other values, no framework is installed,
-            or the file to append to was replaced during the verification.
+            the memory is too little, or the file to append to was replaced during the verification.
     """
     golden = Golden.read(path)
     frameworks, absent = installed_frameworks()

@@ -31,7 +31,7 @@ from parity.checkpoints.format_text import format_text
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison import framework_settings, golden, reproducible_init
 from parity.comparison.forward_backward import PassInputs, TorchTwin
-from parity.comparison.golden import verification
+from parity.comparison.golden import inputs, verification
 from parity.comparison.golden.drift import changed_tensors
 from parity.comparison.golden.file import Golden, Record
 from parity.comparison.golden.inputs import checksums, make_inputs, recorded_inputs
@@ -615,6 +615,7 @@ ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "a record of NaN": ({"records.0": np.full((2, 2, TENSORS), np.nan)}, "no error of the logits"),
     "gradients of zeros": ({"sizes": np.zeros(TENSORS)}, "gradients are all zero"),
     "a header that is not JSON": ({"header": np.frombuffer(b"{", np.uint8)}, "not JSON"),
+    "sizes for which no result differs": ({"sizes": np.full(TENSORS, 1e12)}, "its size of patch_embed.* does not fit"),
     "negative rounding errors": ({"rounding": np.full((2, TENSORS), -1.0)}, "rounding errors are NaN or negative"),
     "rounding errors of NaN": ({"rounding": np.full((2, TENSORS), np.nan)}, "rounding errors are NaN or negative"),
 }
@@ -635,6 +636,14 @@ def test_nan_in_the_reference_is_refused(path: Path, golden_file: Golden, tmp_pa
         Golden.read(edit_arrays(path, tmp_path / "bad.npz", reference=reference))
 
 
+def test_the_size_of_a_tensor_whose_entries_are_all_known_is_exact(path: Path, golden_file: Golden, tmp_path: Path) -> None:
+    at = [tensor.name for tensor in golden_file.tensors].index("logits")
+    sizes = np.array([tensor.scale for tensor in golden_file.tensors])
+    sizes[at] *= 1.001
+    with pytest.raises(InputError, match="its size of logits does not fit"):
+        Golden.read(edit_arrays(path, tmp_path / "bad.npz", sizes=sizes))
+
+
 def test_no_rounding_errors_of_a_file_make_a_wrong_function_pass(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -643,6 +652,26 @@ def test_no_rounding_errors_of_a_file_make_a_wrong_function_pass(
     plant_fault(monkeypatch, vit_torch, mlp={"activation": "gelu_tanh"})
     found = golden.verify(file, only="torch")
     assert not found.passed and len(found.golden.unjudged[0].names) == TENSORS
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused_before_its_inputs_are_drawn(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "available_memory", lambda: 1000)
+    monkeypatch.setattr(reproducible_init, "noise", lambda *arguments: pytest.fail("random numbers were drawn"))
+    message = r"{}: a pass of its model in float64 takes at least 0\.0 GB of memory, and 0\.0 GB are available"
+    with pytest.raises(InputError, match=message.format("plain.npz")):
+        golden.verify(path)
+    with pytest.raises(InputError, match=message.format("new.npz")):
+        golden.record(PLAIN, tmp_path / "new.npz")
+
+
+def test_images_are_compared_before_weights_are_drawn(path: Path, golden_file: Golden, tmp_path: Path) -> None:
+    sums = {**golden_file.checksums, "images": "0"}
+    file = edit_header(path, tmp_path / "bad.npz", checksums=sums)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InputError, match="its seed no longer gives"):
+        patch.setattr(reproducible_init, "weights", lambda *arguments: pytest.fail("weights were drawn"))
+        golden.verify(file)
 
 
 def test_a_truncated_golden_file_is_refused(path: Path, tmp_path: Path) -> None:
