@@ -1,6 +1,11 @@
-"""Linear layers in float32 on x86 CPUs: by oneDNN, which on an AMD Zen 4 is faster than MKL, which PyTorch calls."""
+"""Linear layers in float32 on AMD CPUs with AVX-512: by oneDNN, instead of MKL, which PyTorch calls.
+
+On AMD CPUs, MKL does not use AVX-512.  The layers for which oneDNN is faster were measured on a Zen 4.  Other CPUs keep
+MKL, which uses AVX-512 on Intel's.  Nothing is measured when a model runs: its arithmetic must not depend on noise.
+"""
 
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +17,17 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 MIN_ROWS = 128
 MIN_ENTRIES = 200_000
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+def _is_amd_with_avx512() -> bool:
+    try:
+        cpu = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return False
+    return "AuthenticAMD" in cpu and "avx512f" in cpu
+
+
+PREFERS_ONEDNN = HAS_ONEDNN and _is_amd_with_avx512()
 
 # The operations of linear layers; products of activations, as in attention, are batched.
 OPERATIONS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
@@ -40,7 +56,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _is_for_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     # Programs that are compiled or exported are to have PyTorch's own operations, and autocast decides for these only.
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if is_traced or torch.is_autocast_enabled("cpu") or not (HAS_ONEDNN and torch.backends.mkldnn.enabled):
+    if is_traced or torch.is_autocast_enabled("cpu") or not (PREFERS_ONEDNN and torch.backends.mkldnn.enabled):
         return False
     # A subclass, such as a quantized weight, has its own `F.linear`.
     is_plain = all(type(each) in (Tensor, nn.Parameter) for each in (x, weight, bias) if each is not None)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,18 @@ if not module.HAS_ONEDNN:
 LEADING = (4, MIN_ROWS // 4)
 OUTPUTS, INPUTS = 512, MIN_ENTRIES // 512 + 1
 Inputs = tuple[Tensor, Tensor, Tensor]
+CPUS = {
+    "an AMD with AVX-512": ("vendor_id\t: AuthenticAMD\nflags\t\t: fma avx2 avx512f avx512_bf16\n", True),
+    "an AMD without": ("vendor_id\t: AuthenticAMD\nflags\t\t: fma avx2\n", False),
+    "an Intel": ("vendor_id\t: GenuineIntel\nflags\t\t: fma avx2 avx512f\n", False),
+    "another system": (None, False),
+}
+
+
+@pytest.fixture(autouse=True)
+def any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use oneDNN on each CPU that has it, also where MKL is preferred."""
+    monkeypatch.setattr(module, "PREFERS_ONEDNN", True)
 
 
 @pytest.fixture
@@ -61,6 +74,19 @@ def test_long_inputs_in_float32_are_computed_by_onednn(inputs: Inputs) -> None:
         assert linear(x, weight, bias).dtype == torch.bfloat16
     with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
         assert "aten::linear" in operations(lambda: linear(x, weight, bias))
+
+
+@pytest.mark.parametrize(("cpuinfo", "expected"), CPUS.values(), ids=CPUS)
+def test_only_amd_cpus_with_avx512_prefer_onednn(
+    cpuinfo: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path) -> str:
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return cpuinfo
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert module._is_amd_with_avx512() is expected
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
