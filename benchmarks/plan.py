@@ -11,11 +11,10 @@ from vit_spec import ViTConfig, memory
 MEASURES = ("step", "gradient", "forward", "latency")
 CPU_BATCHES = {"vit_ti16": 32, "vit_s16": 32, "vit_b16": 8}
 GPU_BATCHES = {"vit_s16": 256, "vit_b16": 128, "vit_l16": 64, "vit_h14": 32}
-DETAILED_MODEL, SMALL_MODEL = "vit_s16", "vit_ti16"
-DETAILED_BATCH = 8  # of the libraries that are not the main ones
+DETAILED_MODEL = "vit_s16"
+DETAILED_BATCH = 8  # of the twins, and of the libraries that are not the main ones
 SHORT_MEASURES = ("step", "forward", "latency")
 MAIN_CONTESTANTS = ("vit_jax", "vit_torch", "timm", "transformers", "big_vision")
-DEFAULT_ALLOCATOR = ("vit_jax", "vit_torch", "timm", "big_vision")
 QUICK_BATCHES = {"vit_ti16": 8}
 QUICK_LIBRARIES = ("vit_jax", "vit_torch", "timm", "equimo")
 GPU_CONTESTANTS = ("vit_jax-bfloat16", "vit_torch-compiled-bfloat16", "timm-compiled-bfloat16", "big_vision-bfloat16")
@@ -68,8 +67,8 @@ def cpu_plan(batches: dict[str, int], only: Sequence[str], turns: int, lines: tu
     """Return the plan for a CPU.  Freed memory is kept, as both trainers keep it.
 
     With names in `only`, these contestants are measured in full on each model.  Without, the time is limited: the main
-    contestants are measured on each model, in full on vit_ti16, and all others on vit_s16, with fewer images; there, some
-    are also measured with the default settings of the allocator.
+    contestants are measured in full on each model, and on vit_s16 also with the default settings of the allocator.  There,
+    all others are measured with fewer images, beside the twins.
     """
     blocks = []
     for model, batch_size in batches.items():
@@ -77,11 +76,11 @@ def cpu_plan(batches: dict[str, int], only: Sequence[str], turns: int, lines: tu
             blocks.append(Block(model, batch_size, True, chosen(only, contestants())))
             continue
         main = chosen(MAIN_CONTESTANTS, contestants())
-        blocks.append(Block(model, batch_size, True, main, MEASURES if model == SMALL_MODEL else SHORT_MEASURES))
+        blocks.append(Block(model, batch_size, True, main))
         if model == DETAILED_MODEL:
-            others = (each for each in contestants() if each not in main)
+            others = (each for each in contestants() if each.is_twin or each not in main)
             rest = tuple(each for each in others if not (each.compiled and each.dtype == "bfloat16"))
-            blocks.append(Block(model, batch_size, False, chosen(DEFAULT_ALLOCATOR, main), ("step", "forward")))
+            blocks.append(Block(model, batch_size, False, main, ("step", "forward")))
             blocks.append(Block(model, min(batch_size, DETAILED_BATCH), True, rest, SHORT_MEASURES))
     return Plan("cpu", tuple(blocks), turns, lines)
 

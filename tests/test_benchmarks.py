@@ -178,11 +178,24 @@ def test_the_measured_products_are_those_of_patch_embedding_and_blocks_of_every_
 
 def test_the_default_plan_measures_every_library_and_both_settings_of_the_allocator() -> None:
     found = plan.cpu_plan(plan.CPU_BATCHES, [], 3, ())
+    for block in found.blocks:
+        names = {each.name for each in block.contestants}
+        if block.batch_size == plan.CPU_BATCHES[block.model]:
+            assert names == set(plan.MAIN_CONTESTANTS)
+            assert "gradient" in block.measures or not block.keep_freed_memory
     assert {each.library for block in found.blocks for each in block.contestants} == LIBRARIES.keys()
     assert {block.model for block in found.blocks} == plan.CPU_BATCHES.keys()
     assert {block.keep_freed_memory for block in found.blocks if block.model == "vit_s16"} == {True, False}
     in_bfloat16 = {each.library for block in found.blocks for each in block.contestants if each.dtype == "bfloat16"}
     assert in_bfloat16 >= {"vit_jax", "vit_torch", "timm", "big_vision"}
+
+
+@pytest.mark.parametrize("size", [2, 5, 100])
+def test_the_default_plan_compares_the_compiled_pytorch_twin_with_the_jax_twin(size: int) -> None:
+    (block,) = (each for each in plan.cpu_plan({"vit_s16": 32}, [], 3, ()).blocks if each.batch_size == 8)
+    pair = {Contestant("vit_jax"), Contestant("vit_torch", compiled=True)}
+    assert any(pair <= set(group) for group in plan.groups(block, size))
+    assert Contestant("vit_torch", compiled=True).reference == Contestant("vit_jax")
 
 
 def test_names_of_contestants_are_unique_and_every_plan_knows_them() -> None:

@@ -147,13 +147,13 @@ class Contestant:
     def reference(self) -> "Contestant":
         """The contestant that this one is compared with: our twin in the same framework, in the same way.
 
-        It computes the same function.  The PyTorch twin is compared with the JAX twin, and compiled with itself eager; the
-        JAX twin, and a twin with the function of another library, with itself.
+        It computes the same function.  The PyTorch twin, compiled or not, is compared with the JAX twin.  The JAX twin, and
+        a twin with the function of another library, is compared with itself.
         """
         if self.library == "vit_jax" or self.function:
             return self
         if self.library == "vit_torch":
-            return Contestant("vit_torch", dtype=self.dtype) if self.compiled else Contestant("vit_jax", dtype=self.dtype)
+            return Contestant("vit_jax", dtype=self.dtype)
         twin = "vit_jax" if self.of.framework == "jax" else "vit_torch"
         return Contestant(twin, self.compiled, self.dtype, self.library if self.of.changes else "")
 
