@@ -7,17 +7,19 @@
     python -m benchmarks --source big_vision=CLONE           # also a library that has no package
     python -m benchmarks --json results.json --picture results.svg
 
-Every contestant has the same weights, which `parity` converts to its format, and its logits are compared with those of our
-twin before anything is timed.  Each is in a process of its own; the processes take turns.  docs/performance.md says what is
-measured and how, and has the results.  Libraries that are not installed are left out, with the reason.
+Every contestant has the same weights, which `parity` converts to its format.  Its logits, its loss and the norm of its
+gradient are compared with those of our twin, and one that differs is left out.  Each is in a process of its own; the
+processes take turns.  docs/performance.md says what is measured and how, and has the results.  Libraries that are not
+installed, and contestants that fail, are left out, with the reason.
 
-Exit codes: 0 measured; 1 a contestant has other logits; 2 invalid input; 130 interrupted.
+Exit codes: 0 measured; 1 a contestant differs from our twin; 2 invalid input; 130 interrupted.
 """
 
 import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +28,9 @@ import vit_spec
 from benchmarks import lines, plan, report, turns
 from benchmarks.machine import hardware, revision
 from benchmarks.peers import LIBRARIES, contestants
+from parity.checkpoints.atomic_write import atomic_replace
 from parity.commands.run_command import run_command
+from parity.terminal import print_note
 from vit_spec import InputError, ViTConfig, nearest
 
 
@@ -90,22 +94,29 @@ def _run(args: argparse.Namespace) -> int:
     for path in filter(None, (args.json, args.picture)):
         check_output(path)
     configs = {block.model: named_config(block.model) for block in chosen.blocks}
-    results = run(chosen, configs, sources)
+    for results in run(chosen, configs, sources):
+        if args.json:
+            with atomic_replace(args.json) as new:
+                new.write_text(json.dumps(results, indent=1) + "\n")
     print(report.markdown(results))
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
     if args.picture and results["results"]:
-        report.draw(results, args.picture)
+        with atomic_replace(args.picture) as new:
+            report.draw(results, new)
+    elif args.picture:
+        print_note(f"{args.picture} is not written: nothing to draw was measured")
     return int(any(each["reason"].startswith(turns.WRONG) for each in results["skipped"]))
 
 
-def run(chosen: plan.Plan, configs: dict[str, ViTConfig], sources: dict[str, str]) -> dict[str, Any]:
-    """Measure everything of a plan, print what is done to the standard error, and return what `--json` writes.
+def run(chosen: plan.Plan, configs: dict[str, ViTConfig], sources: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Measure everything of a plan, and print what is done to the standard error.
 
     Args:
         chosen: the plan.
         configs: the config of each of its models.
         sources: the folder of each library that is not installed as a package.
+
+    Yields:
+        What `--json` writes: all that is measured, after each block of the plan and after each line.
 
     Raises:
         InputError: as for `turns.measure`.
@@ -114,17 +125,22 @@ def run(chosen: plan.Plan, configs: dict[str, ViTConfig], sources: dict[str, str
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    found = turns.measure(chosen, configs, sources, say) if chosen.blocks else {"results": [], "skipped": []}
-    with tempfile.TemporaryDirectory() as folder:
-        other = {name: lines.measure(name, Path(folder), say) for name in chosen.lines}
-    return {
+    results = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
         "sources": {library: revision(path) for library, path in sources.items()},
         "turns": chosen.turns,
-        **found,
-        "lines": other,
+        "results": [],
+        "skipped": [],
+        "lines": {},
     }
+    for found in turns.measure(chosen, configs, sources, say) if chosen.blocks else ():
+        results |= found
+        yield results
+    with tempfile.TemporaryDirectory() as folder:
+        for name in chosen.lines:
+            results["lines"][name] = lines.measure(name, Path(folder), say)
+            yield results
 
 
 def make_plan(args: argparse.Namespace) -> plan.Plan:

@@ -81,7 +81,12 @@ def times_table(results: Json, block: list[Json]) -> str:
         part = share_of_peak(results, result)
         cells += [f"{rate:,.1f}", f"{part:.0%}" if part else "not known", f"{result['peak_memory_bytes'] / 2**20:,.0f}"]
         rows.append(
-            [result["contestant"], *cells, f"{result['first_step_seconds']:.1f}", f"{result['error_of_logits']:.0e}"]
+            [
+                result["contestant"],
+                *cells,
+                f"{result['first_step_seconds']:.1f}",
+                f"{result['errors_of_forward']['logits']:.0e}",
+            ]
         )
     return _table(rows)
 

@@ -5,13 +5,12 @@ request names what to `do`:
 
 - prepare: import the library and convert the weights.
 - build: build the model with its weights.
-- first: call a function for the first time, which compiles it.
-- check: compare the logits with the expected ones.
+- first: call a function for the first time, which compiles it, and compare its outputs with the expected ones.
 - run: call a function several times, and return the seconds of a call.
 - memory: return the peak memory since the request `build`, in bytes.
 - compilations: return how many programs the framework has compiled.
 - products, bandwidth: measure the device; see `benchmarks.machine`.
-- expected: write the logits of our twin in float64.
+- expected: write the outputs of our twin in float64.
 
 An answer has "error" if the request failed, and "skipped" if the library is not installed.
 """
@@ -33,12 +32,12 @@ import numpy as np
 
 import parity
 from benchmarks.machine import keep_freed_memory
-from benchmarks.peers import LIBRARIES, Contestant, make_inputs
+from benchmarks.peers import LIBRARIES, Contestant, Inputs, make_inputs
 from vit_spec import ViTConfig
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
-CHECKED_IMAGES = 4  # of the batch, whose logits are compared
+CHECKED_IMAGES = 4  # of the batch, whose logits are compared; also the images of a part in float64
 
 
 class Worker:
@@ -77,11 +76,24 @@ class Worker:
         return {}
 
     def first(self, request: Request) -> Answer:
-        """Call a function for the first time; return the seconds, and those since the start of building the model."""
+        """Call a function for the first time; return its errors, and the seconds since the start of building the model.
+
+        The error of logits is the relative RMS of their difference from the expected ones.  Those of the loss and of the
+        norm of its gradient are relative differences.
+        """
+        what = request["what"]
         start = time.perf_counter()
-        self._framework.synchronize(getattr(self._model, request["what"])())
-        seconds = time.perf_counter() - start
-        return {"seconds": seconds, "with_building": self._build_seconds + seconds}
+        result = getattr(self._model, what)()
+        self._framework.synchronize(result)
+        seconds = self._build_seconds + time.perf_counter() - start
+        found = self._model.compared(what, result)[:CHECKED_IMAGES]
+        if what in ("step", "gradient"):
+            loss, norm = np.abs(found / np.load(request["expected"])["loss_and_norm"] - 1)
+            errors = {"loss": float(loss), "norm of the gradient": float(norm)}
+        else:
+            expected = np.load(request["expected"])["logits"][: len(found)]
+            errors = {"logits": float(np.linalg.norm(found - expected) / np.linalg.norm(expected))}
+        return {"seconds_with_building": seconds, "errors": errors}
 
     def run(self, request: Request) -> Answer:
         """Call a function `times` times; for the latency, wait for each call by itself."""
@@ -93,12 +105,6 @@ class Worker:
                 synchronize(result)
         synchronize(result)
         return {"seconds": (time.perf_counter() - start) / request["times"]}
-
-    def check(self, request: Request) -> Answer:
-        """Return the relative RMS of the difference between the logits and the expected ones."""
-        expected = np.load(request["expected"])
-        difference = self._model.logits()[: len(expected)] - expected
-        return {"error_of_logits": float(np.linalg.norm(difference) / np.linalg.norm(expected))}
 
     def memory(self, request: Request) -> Answer:
         """Return the peak of the device's memory on GPUs, and of the resident memory above that before on CPUs."""
@@ -126,32 +132,62 @@ class Worker:
         }
 
     def expected(self, request: Request) -> Answer:
-        """Write the logits of the first images in float64, by a twin."""
+        """Write what `float64_outputs` returns."""
         config = ViTConfig.from_json(json.dumps(request["config"]))
-        images = make_inputs(config, request["batch_size"]).images[:CHECKED_IMAGES].astype(np.float64)
-        checkpoint = parity.load(request["weights"])
-        np.save(request["expected"], float64_logits(request["framework"], checkpoint, images))
+        inputs = make_inputs(config, request["batch_size"])
+        outputs = float64_outputs(request["framework"], parity.load(request["weights"]), inputs)
+        np.savez(request["expected"], **outputs)
         return {}
 
 
-def float64_logits(framework: str, checkpoint: Any, images: np.ndarray) -> np.ndarray:
-    """Return the logits of a twin in float64, (B, num_classes).  images: (B, H, W, C)."""
+def float64_outputs(framework: str, checkpoint: Any, inputs: Inputs) -> dict[str, Any]:
+    """Return outputs of a twin in float64, a few images at a time.
+
+    Returns:
+        "logits": of the first images, (N, num_classes).
+        "loss_and_norm": of the batch, the cross entropy and the norm of its gradient, (2,).
+    """
+    images, targets, count = inputs.images.astype(np.float64), inputs.targets, len(inputs.targets)
+    parts = [(images[i : i + CHECKED_IMAGES], targets[i : i + CHECKED_IMAGES]) for i in range(0, count, CHECKED_IMAGES)]
+    logits, loss = [], 0.0
     if framework == "torch":
         import torch
 
         import vit_torch
+        from benchmarks.peers.torch_model import device
 
-        model = vit_torch.ViT(checkpoint.config).double()
+        model = vit_torch.ViT(checkpoint.config).double().to(device())
         model.load_state_dict({name: tensor.double() for name, tensor in parity.to_torch(checkpoint).items()})
-        with torch.no_grad():
-            return model(torch.tensor(images.transpose(0, 3, 1, 2))).numpy()
-    import jax
+        for x, y in parts:
+            found = model(torch.tensor(x.transpose(0, 3, 1, 2), device=device()))
+            own = torch.nn.functional.cross_entropy(found, torch.tensor(y, device=device()).long(), reduction="sum") / count
+            own.backward()
+            logits.append(found.numpy(force=True))
+            loss += own.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), np.inf).item()
+    else:
+        import jax
+        import optax
 
-    import vit_jax
+        import vit_jax
 
-    with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: jax.numpy.asarray(leaf, np.float64), parity.to_jax(checkpoint))
-        return np.asarray(jax.jit(vit_jax.ViT(checkpoint.config).apply)({"params": params}, images))
+        with jax.enable_x64(True):
+            apply = vit_jax.ViT(checkpoint.config).apply
+
+            def loss_of_part(params: Any, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+                found = apply({"params": params}, x)
+                return optax.softmax_cross_entropy_with_integer_labels(found, y).sum() / count, found
+
+            program = jax.jit(jax.value_and_grad(loss_of_part, has_aux=True))
+            params = jax.tree.map(lambda leaf: jax.numpy.asarray(leaf, np.float64), parity.to_jax(checkpoint))
+            gradient = jax.tree.map(jax.numpy.zeros_like, params)
+            for x, y in parts:
+                (own, found), own_gradient = program(params, x, y)
+                gradient = jax.tree.map(jax.numpy.add, gradient, own_gradient)
+                logits.append(np.asarray(found))
+                loss += own.item()
+            norm = optax.tree.norm(gradient).item()
+    return {"logits": logits[0], "loss_and_norm": np.array([loss, norm])}
 
 
 def resident_bytes(*, reset_peak: bool = False) -> int:

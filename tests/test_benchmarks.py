@@ -3,16 +3,22 @@
 import importlib.util
 import json
 import sys
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import parity
 import vit_spec
 from benchmarks import __main__ as command
-from benchmarks import gpu_steps, plan, profile_step, report, turns
+from benchmarks import gpu_steps, plan, profile_step, report, turns, worker
 from benchmarks.machine import product_flops, product_shapes
 from benchmarks.peers import LIBRARIES, Contestant, contestants, make_inputs
+from benchmarks.worker_process import Json
+from parity.comparison import reproducible_init
 from vit_spec import ViTConfig
 
 for package in ("jax", "torch"):
@@ -43,7 +49,9 @@ def test_the_command_measures_peers_beside_the_twins(tmp_path: Path, capsys: pyt
     has_timm = importlib.util.find_spec("timm") is not None
     assert list(results) == ["vit_jax", *(["vit_torch", "timm"] if has_timm else [])]
     for result in results.values():
-        assert result["error_of_logits"] < 1e-6 and result["device"] == "cpu"
+        assert max(error for what in plan.MEASURES for error in result[f"errors_of_{what}"].values()) < 2e-6
+        assert result["errors_of_step"].keys() == result["errors_of_gradient"].keys() == {"loss", "norm of the gradient"}
+        assert result["device"] == "cpu"
         assert result["compilations_in_turns"] == 0
         assert result["first_step_seconds"] > 0 and result["peak_memory_bytes"] > 0
         assert (result["model"], result["batch_size"], result["allocator"]) == ("vit_ti16", 3, "freed memory kept")
@@ -72,21 +80,23 @@ def test_the_plan_for_gpus_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
     on_gpu = plan.gpu_plan({"vit_s16": 2}, [each.name for each in own], turns=1)
     assert on_gpu.device == "gpu" and on_gpu.blocks[0].contestants == tuple(own)
     on_cpu = plan.Plan("cpu", on_gpu.blocks, on_gpu.turns)
-    results = command.run(on_cpu, {"vit_s16": TINY}, {})
+    (results,) = command.run(on_cpu, {"vit_s16": TINY}, {})
     assert [result["contestant"] for result in results["results"]] == ["vit_jax-bfloat16", "vit_torch-bfloat16"]
-    assert all(1e-6 < result["error_of_logits"] < 5e-2 for result in results["results"])
+    compared = [result[f"errors_of_{what}"] for result in results["results"] for what in ("step", "forward", "latency")]
+    assert all(0 < error < 5e-2 for errors in compared for error in errors.values())
     assert all(result["seconds"].keys() == {"step", "latency"} for result in results["results"])
     results["results"][0]["device"] = "NVIDIA H100 80GB HBM3"
     assert report.share_of_peak(results, results["results"][0])
 
 
-def test_a_contestant_with_other_logits_is_reported_and_not_timed(
+def test_a_contestant_with_other_outputs_is_reported_and_not_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(turns, "TOLERANCE", {"float32": 1e-12})
     monkeypatch.setattr(turns, "frameworks", lambda: ["torch"])
     assert command.main(["--quick", "--only", "vit_torch", "--turns", "1"]) == 1
-    assert "- vit_torch, vit_ti16: other logits than our twin: relative RMS of the difference" in capsys.readouterr().out
+    found = capsys.readouterr().out
+    assert "- vit_torch, vit_ti16: differs from our twin: step: loss: relative error " in found
 
 
 def test_without_a_gpu_the_option_is_refused_in_one_line(
@@ -125,6 +135,122 @@ def test_bad_arguments_are_reported_in_one_line(
     assert command.main(options) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {message}") and error.count("\n") == 1
+
+
+class FakeProcess:
+    """A worker process that measures nothing.  `failing` has the (contestant, request, number of the request) that fail."""
+
+    def __init__(self, failing: dict[tuple[str, str, int], Json]) -> None:
+        self._failing, self._asked, self._name = failing, Counter[str](), ""
+
+    def ask(self, do: str, **request: Any) -> Json:
+        self._asked[do] += 1
+        if do == "prepare":
+            self._name = Contestant(**request["contestant"]).name
+        outputs: Json = {"seconds": 1.0, "seconds_with_building": 1.0, "bytes": 1, "count": 0}
+        outputs |= {"errors": {"logits": 0.0}} if do == "first" else {}
+        machine = {"bytes_per_second": 1e9, "device": "cpu", "device_bytes": None, "flops": 1e11}
+        versions = {"versions": dict.fromkeys(["torch", "jax", "timm", "equimo"], "0")}
+        name = self._name or request["framework"]
+        failure = self._failing.get((name, do, self._asked[do])) or self._failing.get((name, request.get("what", ""), 1))
+        return failure or outputs | machine | versions
+
+    def close(self) -> None:
+        pass
+
+
+KILLED = {"error": "the process ended with exit code -9"}
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str, int], Json]:
+    """Replace the worker processes by fakes, and return the failures, to which a test adds some."""
+    found: dict[tuple[str, str, int], Json] = {}
+    monkeypatch.setattr(turns, "worker", lambda device, folder: nullcontext(FakeProcess(found)))
+    monkeypatch.setattr(command, "revision", lambda path: "0123456789abcdef")
+    return found
+
+
+QUICK = ["--quick", "--turns", "2", "--only", "vit_jax", "vit_torch", "timm", "equimo"]
+
+
+@pytest.mark.parametrize("request_", [("run", 4), ("compilations", 2)], ids=["in a turn", "after the turns"])
+def test_a_contestant_that_dies_is_left_out_and_the_others_are_kept(
+    request_: tuple[str, int], failing: dict[Any, Json], tmp_path: Path
+) -> None:
+    failing["vit_torch", *request_] = KILLED
+    path = tmp_path / "results.json"
+    assert command.main([*QUICK, "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    references = {result["contestant"]: result["reference"] for result in found["results"]}
+    assert references == {"vit_jax": None, "timm": None, "equimo": "vit_jax"}
+    assert {each["contestant"]: each["reason"] for each in found["skipped"]} == {"vit_torch": KILLED["error"]}
+    assert [len(result["ratio_to_reference"]) for result in found["results"]] == [0, 0, 4]
+
+
+def test_a_run_in_which_every_contestant_dies_says_so(
+    failing: dict[Any, Json], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.update({(name, "run", 3): KILLED for name in ("vit_jax", "vit_torch", "timm", "equimo")})
+    path = tmp_path / "results.svg"
+    assert command.main([*QUICK, "--picture", str(path)]) == 0
+    found = capsys.readouterr()
+    assert found.out.count("exit code -9") == 4 and f"{path} is not written" in found.err and not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "error", "limit"),
+    [
+        ("step", "loss", 1e-4, 1e-5),
+        ("step", "norm of the gradient", 1e-2, 1e-3),
+        ("gradient", "norm of the gradient", 1e-4, 1e-5),
+        ("forward", "logits", 1e-4, 1e-5),
+        ("latency", "logits", float("nan"), 1e-5),
+    ],
+)
+def test_a_contestant_whose_function_has_other_outputs_is_left_out(
+    what: str, name: str, error: float, limit: float, failing: dict[Any, Json], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing["timm", what, 1] = {"errors": {name: error}, "seconds_with_building": 1.0}
+    assert command.main(QUICK) == 1
+    reason = f"differs from our twin: {what}: {name}: relative error {error:.1e}, allowed {limit:.0e}"
+    assert f"- timm, vit_ti16: {reason}" in capsys.readouterr().out
+
+
+def test_results_are_written_after_each_block(failing: dict[Any, Json], tmp_path: Path) -> None:
+    path, models, run = tmp_path / "results.json", ["vit_ti16", "vit_s16"], turns.Measurement.run
+
+    def interrupted(measurement: turns.Measurement) -> None:
+        if measurement._block.model == models[1]:
+            raise KeyboardInterrupt
+        run(measurement)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns.Measurement, "run", interrupted)
+        assert command.main([*QUICK, "--models", *models, "--json", str(path)]) == 130
+    assert {result["model"] for result in json.loads(path.read_text())["results"]} == {models[0]}
+
+
+def test_rates_of_a_framework_that_fails_are_left_out(
+    failing: dict[Any, Json], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing["jax", "bandwidth", 1] = KILLED
+    path = tmp_path / "results.json"
+    assert command.main([*QUICK, "--json", str(path)]) == 0
+    assert json.loads(path.read_text())["bandwidth"] == {"jax": None, "torch": 1e9, "best": 1e9}
+    assert "jax: bandwidth not measured: the process ended with exit code -9" in capsys.readouterr().err
+    failing["torch", "bandwidth", 1] = KILLED
+    assert command.main(QUICK) == 2
+    assert "error: no framework can copy an array: torch: the process ended" in capsys.readouterr().err
+
+
+def test_outputs_in_float64_are_those_of_either_twin(tmp_path: Path) -> None:
+    inputs = make_inputs(TINY, worker.CHECKED_IMAGES + 1)
+    parity.save(tmp_path / "a.safetensors", reproducible_init.weights(TINY, 0).arrays, TINY, "jax")
+    checkpoint = parity.load(tmp_path / "a.safetensors")
+    of_torch, of_jax = (worker.float64_outputs(framework, checkpoint, inputs) for framework in ("torch", "jax"))
+    for name, values in of_torch.items():
+        np.testing.assert_allclose(values, of_jax[name], rtol=1e-9)
 
 
 def test_an_unknown_model_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from jax import Array
 from benchmarks.peers import CLIP, LEARNING_RATE, WEIGHT_DECAY, Inputs
 
 Apply = Callable[[Any, Array], Array]  # (parameters, normalized images (B, H, W, C)) -> logits (B, num_classes)
+Scalars = tuple[Array, Array]  # the loss, and the norm of its gradient
 
 _COMPILED: list[str] = []
 
@@ -77,11 +78,11 @@ class JaxModel:
         optimizer = optax.chain(optax.clip_by_global_norm(CLIP), adamw)
         mean, std = jnp.float32(inputs.mean), jnp.float32(inputs.std)
 
-        def train(params: Any, moments: Any, pixels: Array, targets: Array) -> tuple[Any, Any, Array]:
+        def train(params: Any, moments: Any, pixels: Array, targets: Array) -> tuple[Any, Any, Scalars]:
             images = (pixels.astype(jnp.float32) / 255 - mean) / std
             loss, gradient = jax.value_and_grad(self._loss)(params, images, targets)
             updates, moments = optimizer.update(gradient, moments, params)
-            return optax.apply_updates(params, updates), moments, loss
+            return optax.apply_updates(params, updates), moments, (loss, optax.tree.norm(gradient))
 
         self._moments = jax.jit(optimizer.init)(self._params)
         self._train = jax.jit(train, donate_argnums=(0, 1))
@@ -107,9 +108,11 @@ class JaxModel:
         """The parameters, which a step replaces."""
         return self._params
 
-    def logits(self) -> np.ndarray:
-        """Return what `forward` computes, (B, num_classes)."""
-        return np.asarray(self.forward().astype(jnp.float32))
+    def compared(self, what: str, result: Any) -> np.ndarray:
+        """Return the logits that a measured function returned, or its loss and the norm of its gradient."""
+        if what == "gradient":
+            result = result[0], optax.tree.norm(result[1])
+        return np.asarray(jnp.asarray(result, jnp.float32))
 
     def forward(self) -> Array:
         """Return the logits of the normalized batch, (B, num_classes)."""
@@ -123,7 +126,7 @@ class JaxModel:
         """Return the loss of the normalized batch, and its gradient."""
         return self._gradient(self.params, self._images, self._targets)
 
-    def step(self) -> Array:
-        """Do a training step on the batch of uint8 images, and return the loss."""
-        self._params, self._moments, loss = self._train(self._params, self._moments, self._pixels, self._targets)
-        return loss
+    def step(self) -> Scalars:
+        """Do a training step on the batch of uint8 images; return the loss, and the norm of its gradient."""
+        self._params, self._moments, scalars = self._train(self._params, self._moments, self._pixels, self._targets)
+        return scalars

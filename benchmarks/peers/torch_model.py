@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import tests.goldens.peers  # noqa: F401  # makes torchvision importable, which timm and transformers import after this
 from benchmarks.peers import CLIP, LEARNING_RATE, WEIGHT_DECAY, Inputs
 
+Scalars = tuple[Tensor, Tensor]  # the loss, and the norm of its gradient
+
 
 def device() -> torch.device:
     """Return the first GPU that PyTorch sees, else the CPU."""
@@ -85,9 +87,13 @@ class TorchModel:
         with self._precision():
             return nn.functional.cross_entropy(self._logits(self._call(images)), self._targets)
 
-    def logits(self) -> np.ndarray:
-        """Return what `forward` computes, (B, num_classes)."""
-        return self.forward().float().cpu().numpy()
+    def compared(self, what: str, result: Any) -> np.ndarray:
+        """Return the logits that a measured function returned, or its loss and the norm of its gradient."""
+        if what == "gradient":  # in float64: PyTorch adds the squares of a matrix in float32 with an error of up to 1e-4
+            gradients = (p.grad for p in self.module.parameters() if p.grad is not None)
+            norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+            result = result, torch.stack(norms).norm()
+        return np.stack([each.float().cpu().numpy() for each in result])
 
     @torch.no_grad()
     def forward(self) -> Tensor:
@@ -111,12 +117,12 @@ class TorchModel:
         loss.backward()
         return loss.detach()
 
-    def step(self) -> Tensor:
-        """Do a training step on the batch of uint8 images, and return the loss."""
+    def step(self) -> Scalars:
+        """Do a training step on the batch of uint8 images; return the loss, and the norm of its gradient."""
         self.module.train()
         loss = self._loss(self._pixels.float().sub_(self._mean).div_(self._std))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return loss.detach()
+        return loss.detach(), norm

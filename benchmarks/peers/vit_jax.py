@@ -9,7 +9,7 @@ from jax import Array
 import parity
 import vit_jax
 from benchmarks.peers import CLIP, LEARNING_RATE, WEIGHT_DECAY, Dtype, Inputs
-from benchmarks.peers.jax_model import JaxModel
+from benchmarks.peers.jax_model import JaxModel, Scalars
 from train.data.batches import Batch
 from train.jax.engine import JaxEngine
 from train.recipes import Optimizer, Recipe
@@ -56,9 +56,10 @@ class Twin(JaxModel):
             self._single = vit_jax.compile_forward(self._engine._model, self.params, batch_size=1)
         return self._single(self._image)
 
-    def step(self) -> Array:
-        """Do a step of `train.jax`, and return the loss."""
-        return self._engine.step(self._batch)["loss"]
+    def step(self) -> Scalars:
+        """Do a step of `train.jax`; return the loss, and the norm of its gradient."""
+        metrics = self._engine.step(self._batch)
+        return metrics["loss"], metrics["grad_norm"]
 
 
 def load(config: ViTConfig, weights: Path | None, dtype: Dtype) -> Twin:

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 import parity
 from benchmarks.peers import CLIP, LEARNING_RATE, WEIGHT_DECAY, Dtype, Inputs
-from benchmarks.peers.torch_model import TorchModel
+from benchmarks.peers.torch_model import Scalars, TorchModel
 from train.data.batches import Batch
 from train.recipes import Optimizer, Recipe
 from train.torch.engine import TorchEngine
@@ -40,9 +39,10 @@ class Twin(TorchModel):
         placed = self._engine._place(self._batch)
         self._engine._place = lambda batch: placed  # the batch stays on the device, for every contestant
 
-    def step(self) -> Tensor:
-        """Do a step of `train.torch`, and return the loss."""
-        return self._engine.step(self._batch)["loss"]
+    def step(self) -> Scalars:
+        """Do a step of `train.torch`; return the loss, and the norm of its gradient."""
+        metrics = self._engine.step(self._batch)
+        return metrics["loss"], metrics["grad_norm"]
 
 
 def load(config: ViTConfig, weights: Path | None, dtype: Dtype) -> Twin:
