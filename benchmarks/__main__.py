@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 
 import vit_spec
 from benchmarks import lines, plan, report, turns
-from benchmarks.machine import hardware, revision
+from benchmarks.machine import hardware, revision, versions
 from benchmarks.peers import LIBRARIES, contestants
-from parity.checkpoints.atomic_write import atomic_replace
+from parity.checkpoints.atomic_write import atomic_replace, check_replaceable
 from parity.commands.run_command import run_command
 from parity.terminal import print_note
 from vit_spec import InputError, ViTConfig, nearest
@@ -127,7 +127,9 @@ def run(chosen: plan.Plan, configs: dict[str, ViTConfig], sources: dict[str, str
 
     results = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "revision": revision(Path(__file__).parent),
         "hardware": hardware(),
+        "versions": versions(),
         "sources": {library: revision(path) for library, path in sources.items()},
         "turns": chosen.turns,
         "results": [],
@@ -170,6 +172,8 @@ def make_plan(args: argparse.Namespace) -> plan.Plan:
     if (args.quick or args.gpu) and (other := [name for name in args.only if name in lines.LINES]):
         raise InputError(f"--only {other[0]} is not measured with --quick or --gpu: leave that option out")
     if args.only and not peers:
+        if args.picture:
+            raise InputError(f"--picture draws contestants, and --only {' '.join(args.only)} has none: leave --picture out")
         batches = {}
     if args.gpu:
         return plan.gpu_plan(batches, peers, args.turns)
@@ -206,13 +210,19 @@ def named_config(model: str) -> ViTConfig:
 
 
 def check_output(path: Path) -> None:
-    """Check that a file can be written.
+    """Check that a file can be written, and later replaced.
 
     Raises:
-        InputError: its folder does not exist, or it is a folder.
+        InputError: it is not a file, or its folder does not exist or cannot be written.
     """
-    if not path.parent.is_dir() or path.is_dir():
-        raise InputError(f"{path} cannot be written: give a file in a folder that exists")
+    check_replaceable(path)
+    if path.is_dir():
+        raise InputError(f"{path} cannot be written: it is a folder; give the name of a file")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        reason = f"{path} cannot be written: {path.parent}: {error.strerror}"
+        raise InputError(f"{reason}; give a file in a folder that exists and can be written") from None
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -104,12 +104,24 @@ def format_spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def compare_with_cp(path: Path, target: Path, to: str, runs: int) -> str:
-    """Convert a file several times, alternating with `cp`, and return the ratio of the times, the speed and the memory.
+class Runs(NamedTuple):
+    """Runs of a conversion beside `cp`: the ratios of the times, the speeds, and the peaks of anonymous memory."""
+
+    times_cp: list[float]
+    gigabytes_per_second: list[float]
+    anonymous_bytes: list[float]
+
+    def __str__(self) -> str:
+        speed, peak = format_spread(self.gigabytes_per_second), int(max(self.anonymous_bytes))
+        return f"{format_spread(self.times_cp)} times cp, {speed} GB/s, {peak >> 20} MiB anonymous"
+
+
+def compare_with_cp(path: Path, target: Path, to: str, runs: int) -> Runs:
+    """Convert a file several times, alternating with `cp`.
 
     to: the format of `target`, which the last run leaves.
     """
-    ratios, speeds, peaks = [], [], []
+    measured = Runs([], [], [])
     copy = target.with_name("copy")
     for _ in range(runs):
         copy.unlink(missing_ok=True)
@@ -121,10 +133,10 @@ def compare_with_cp(path: Path, target: Path, to: str, runs: int) -> str:
         target.unlink(missing_ok=True)
         os.sync()
         result = convert_in_subprocess(path, target, to)
-        ratios.append(result["seconds"] / seconds)
-        speeds.append(path.stat().st_size / result["seconds"] / 1e9)
-        peaks.append(result["anonymous"])
-    return f"{format_spread(ratios)} times cp, {format_spread(speeds)} GB/s, {max(peaks) >> 20} MiB anonymous"
+        measured.times_cp.append(result["seconds"] / seconds)
+        measured.gigabytes_per_second.append(path.stat().st_size / result["seconds"] / 1e9)
+        measured.anonymous_bytes.append(result["anonymous"])
+    return measured
 
 
 def main() -> None:

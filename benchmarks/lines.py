@@ -1,8 +1,10 @@
 """Short versions of other measurements, which `python -m benchmarks` prints as one line each.
 
-Each runs in a process of its own: `python -m benchmarks.lines NAME FOLDER`, where it may write to FOLDER.
+A measurement returns its line, and the figures that the line sums up.  Each runs in a process of its own:
+`python -m benchmarks.lines NAME FOLDER`, where it may write to FOLDER.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -27,16 +29,18 @@ SMALL_MODEL = "vit_ti16"
 RUNS = 3
 LOOP_STATE = LoopState()
 
+Line = tuple[str, dict[str, list[float]]]  # the text, and the figures of each run by name
 
-def convert(folder: Path) -> str:
+
+def convert(folder: Path) -> Line:
     """Convert between the twins, beside `cp`; see `benchmarks.conversion`."""
     path = folder / "torch.safetensors"
     conversion.write_source(path, vit_spec.get(MODEL))
     result = conversion.compare_with_cp(path, folder / "jax.safetensors", "jax", RUNS)
-    return f"{MODEL}, {path.stat().st_size / 1e6:.0f} MB, torch to jax: {result}"
+    return f"{MODEL}, {path.stat().st_size / 1e6:.0f} MB, torch to jax: {result}", result._asdict()
 
 
-def load(folder: Path) -> str:
+def load(folder: Path) -> Line:
     """Load a checkpoint into each twin, beside the file alone.  Every weight is read, so that mapped pages count."""
     import jax
     import torch
@@ -66,10 +70,11 @@ def load(folder: Path) -> str:
             if run:
                 times[name].append(time.perf_counter() - start)
     texts = [f"{name} {format_spread(seconds)} s" for name, seconds in times.items()]
-    return f"{MODEL}, {path.stat().st_size / 1e6:.0f} MB, every weight read: {', '.join(texts)}"
+    line = f"{MODEL}, {path.stat().st_size / 1e6:.0f} MB, every weight read: {', '.join(texts)}"
+    return line, {f"seconds_{name}": seconds for name, seconds in times.items()}
 
 
-def feed(folder: Path) -> str:
+def feed(folder: Path) -> Line:
     """Train on loaded images, beside one batch in memory; see `benchmarks.input_pipeline`."""
     for name in ("a", "b"):
         (folder / name).mkdir()
@@ -77,15 +82,16 @@ def feed(folder: Path) -> str:
     augment = ["--augment.crop", "inception"]
     rates, _, _ = input_pipeline.measure(folder, "train.jax", SMALL_MODEL, 16, 3, RUNS, augment)
     ratios = [loaded / fixed for loaded, fixed in zip(rates.loaded, rates.fixed, strict=True)]
-    return (
+    line = (
         f"train.jax, {SMALL_MODEL}: loading alone {max(rates.loading):,.0f} images/s, training on loaded images "
         f"{format_spread(ratios)} times as fast as on one batch"
     )
+    return line, {f"images_per_second_{name}": values for name, values in rates._asdict().items()}
 
 
-def checkpoint(folder: Path) -> str:
+def checkpoint(folder: Path) -> Line:
     """Save and restore the training state in each trainer."""
-    texts, config = [], vit_spec.get(CHECKPOINTED_MODEL)
+    texts, figures, config = [], {}, vit_spec.get(CHECKPOINTED_MODEL)
     images = np.zeros((1, *config.image_size, config.in_channels), np.uint8)
     batch = Batch(images, np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones(1, bool))
     for trainer in input_pipeline.TRAINERS:
@@ -111,15 +117,17 @@ def checkpoint(folder: Path) -> str:
         engine.restore_checkpoint()
         restored = time.perf_counter() - start
         engine.close()
+        figures |= {f"{trainer}_wait_seconds": blocked, f"{trainer}_save_seconds": total}
+        figures[f"{trainer}_restore_seconds"] = [restored]
         texts.append(
             f"{trainer} waits {format_spread(blocked)} s for a save, which is complete after "
             f"{format_spread(total)} s, and restores it in {restored:.2f} s"
         )
     size = 12 * vit_spec.count(config)  # weights and two moments, float32
-    return f"{CHECKPOINTED_MODEL}, {size / 1e6:,.0f} MB: {'; '.join(texts)}"
+    return f"{CHECKPOINTED_MODEL}, {size / 1e6:,.0f} MB: {'; '.join(texts)}", figures
 
 
-def check_twins(folder: Path) -> str:
+def check_twins(folder: Path) -> Line:
     """Run `python -m parity check`, without gradients; see `benchmarks.check`."""
     import parity
     from parity.comparison import reproducible_init
@@ -129,10 +137,11 @@ def check_twins(folder: Path) -> str:
     runs = [check.measure_check(path, ["--no-gradients"]) for _ in range(RUNS - 1)]
     seconds, _, memory, verdicts = zip(*runs, strict=True)
     verdict = verdicts[0].partition(":")[0]
-    return f"{SMALL_MODEL}, outputs: {verdict} in {format_spread(list(seconds))} s, with {max(memory) >> 20} MiB"
+    line = f"{SMALL_MODEL}, outputs: {verdict} in {format_spread(list(seconds))} s, with {max(memory) >> 20} MiB"
+    return line, {"seconds": list(seconds), "peak_memory_bytes": list(memory)}
 
 
-LINES: dict[str, Callable[[Path], str]] = {
+LINES: dict[str, Callable[[Path], Line]] = {
     "conversion": convert,
     "loading": load,
     "feeding": feed,
@@ -141,8 +150,8 @@ LINES: dict[str, Callable[[Path], str]] = {
 }
 
 
-def measure(name: str, folder: Path, say: Callable[[str], None]) -> str:
-    """Return a line, measured in a process of its own; the reason, if that fails.
+def measure(name: str, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Return the "text" of a line and its "figures", measured in a process of its own; the reason, if that fails.
 
     Args:
         name: a key of `LINES`.
@@ -156,9 +165,12 @@ def measure(name: str, folder: Path, say: Callable[[str], None]) -> str:
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.run(command, capture_output=True, text=True, env=env)
     lines = (process.stdout if process.returncode == 0 else process.stderr).strip().splitlines()
-    return lines[-1] if process.returncode == 0 else f"failed: {lines[-1] if lines else process.returncode}"
+    if process.returncode:
+        return {"text": f"failed: {lines[-1] if lines else process.returncode}", "figures": {}}
+    text, figures = json.loads(lines[-1])
+    return {"text": text, "figures": figures}
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(LINES[sys.argv[1]](Path(sys.argv[2])))
+    print(json.dumps(LINES[sys.argv[1]](Path(sys.argv[2]))))

@@ -23,7 +23,7 @@ def markdown(results: Json) -> str:
         left_out = [f"- {each['contestant']}, {each['model']}: {each['reason']}" for each in skipped]
         sections += ["Left out:", "\n".join(left_out)]
     if results["lines"]:
-        sections.append("\n".join(f"- {name}: {text}" for name, text in results["lines"].items()))
+        sections.append("\n".join(f"- {name}: {line['text']}" for name, line in results["lines"].items()))
     return "\n\n".join(sections)
 
 
@@ -32,8 +32,11 @@ def machine_line(results: Json) -> str:
     hardware = results["hardware"]
     cores, memory = hardware["usable_cores"], hardware["memory_bytes"] / 2**30
     devices = [results["device"]] if results.get("device", "cpu") != "cpu" else []
+    if devices and hardware["gpu_driver"]:
+        devices.append(f"driver {hardware['gpu_driver']}")
     text = [
-        f"{', '.join([*devices, hardware['processor']])}, {cores} cores, {memory:.0f} GiB, Python {hardware['python']}."
+        f"{', '.join([*devices, _processor(hardware)])}, {cores} cores, {memory:.0f} GiB, Python {hardware['python']}. "
+        f"Revision {_short(results['revision'])}."
     ]
     if best := results.get("bandwidth", {}).get("best"):
         text.append(f"A copy moves {best / 1e9:.1f} GB/s.")
@@ -43,16 +46,28 @@ def machine_line(results: Json) -> str:
         ]
         shapes = f"{rate['model']}, {rate['batch_size']} images, in {rate['dtype']}"
         text.append(f"Matrix products of {shapes}: {', '.join(each)} GFLOP/s.")
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = dict(results["versions"])
     for result in results["results"]:
         library = LIBRARIES[result["library"]]
         frameworks = {name: version for name, version in result["versions"].items() if name != library.package}
-        own = results["sources"][library.name][:9] if library.is_clone else result["versions"][library.package]
+        own = _short(results["sources"][library.name]) if library.is_clone else result["versions"][library.package]
         versions |= frameworks | {library.name if library.by_source else library.package: own}
-    if versions:
-        text.append(", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".")
+    text.append(", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".")
+    if results["results"]:
         text.append(f"Medians of {results['turns']} turns (least to most).")
     return " ".join(text)
+
+
+def _short(revision: str) -> str:
+    """Return an abbreviated commit, with the plus sign of one whose files were changed."""
+    return revision[:9] + "+" * revision.endswith("+")
+
+
+def _processor(hardware: Json) -> str:
+    """Return the name of the processor, with its family, model and instructions where the system tells them."""
+    facts = [f"family {hardware['family']} model {hardware['model']}"] if hardware["family"] else []
+    facts += [" ".join(hardware["instructions"])] if hardware["instructions"] else []
+    return hardware["processor"] + (f" ({', '.join(facts)})" if facts else "")
 
 
 def _blocks(results: Json) -> list[list[Json]]:

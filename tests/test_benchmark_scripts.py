@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -157,7 +158,8 @@ def test_lines(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setattr(vit_spec, "get", lambda name, **changes: TINY)
     lines = load("lines")
     monkeypatch.setattr(lines, "RUNS", 1)
-    assert " MB" in lines.LINES[name](tmp_path)
+    text, figures = lines.LINES[name](tmp_path)
+    assert " MB" in text and json.loads(json.dumps(figures)) == figures
 
 
 def test_random_numbers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,12 @@ import pytest
 import parity
 import vit_spec
 from benchmarks import __main__ as command
-from benchmarks import gpu_steps, plan, profile_step, report, turns, worker
-from benchmarks.machine import product_flops, product_shapes
+from benchmarks import conversion, gpu_steps, lines, machine, plan, profile_step, report, turns, worker
+from benchmarks.machine import product_flops, product_shapes, revision
 from benchmarks.peers import LIBRARIES, Contestant, contestants, make_inputs
 from benchmarks.worker_process import Json
 from parity.comparison import reproducible_init
+from tests import ROOT
 from vit_spec import ViTConfig
 
 for package in ("jax", "torch"):
@@ -65,7 +66,8 @@ def test_the_command_measures_peers_beside_the_twins(tmp_path: Path, capsys: pyt
 
     skipped = {each["contestant"]: each["reason"] for each in found["skipped"]}
     assert skipped["bonsai"] == "clone its repository and give --source bonsai=PATH"
-    assert {"processor", "cores", "memory_bytes", "python", "system"} <= found["hardware"].keys()
+    assert {"processor", "instructions", "cores", "memory_bytes", "python", "system"} <= found["hardware"].keys()
+    assert found["revision"] == revision(ROOT) and found["versions"].keys() >= {"jax", "torch"}
     assert found["bandwidth"]["best"] > 0 and found["products"][0]["flops_per_second"]["best"] > 0
     assert found["device"] == "cpu" and found["turns"] == 2 and found["lines"] == {} and found["date"]
 
@@ -127,6 +129,9 @@ def test_without_a_gpu_the_option_is_refused_in_one_line(
         (["--turns", "0"], "--turns is 0: give at least 1"),
         (["--picture", "results.png"], "--picture results.png does not end in .svg"),
         (["--json", "missing/results.json"], "missing/results.json cannot be written"),
+        (["--json", "/proc/results.json"], "/proc/results.json cannot be written"),
+        (["--json", "."], ". cannot be written: it is a folder"),
+        (["--picture", "results.svg", "--only", "check"], "--picture draws contestants, and --only check has none"),
     ],
 )
 def test_bad_arguments_are_reported_in_one_line(
@@ -244,6 +249,23 @@ def test_rates_of_a_framework_that_fails_are_left_out(
     assert "error: no framework can copy an array: torch: the process ended" in capsys.readouterr().err
 
 
+def test_other_measurements_have_their_figures_and_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = conversion.Runs([2.0, 3.0, 4.0], [1.0, 1.0, 1.5], [1 << 20, 2 << 20, 1 << 20])
+    monkeypatch.setattr(lines.conversion, "write_source", lambda path, config: path.write_bytes(b"0" * 1_000_000))
+    monkeypatch.setattr(lines.conversion, "compare_with_cp", lambda *args: measured)
+    text, figures = lines.convert(tmp_path)
+    assert text.endswith("torch to jax: 3.00 (2.00 to 4.00) times cp, 1.00 (1.00 to 1.50) GB/s, 2 MiB anonymous")
+    assert figures == measured._asdict()
+    monkeypatch.setattr(lines, "measure", lambda name, folder, say: {"text": text, "figures": figures})
+    path = tmp_path / "results.json"
+    assert command.main(["--only", "conversion", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert found["lines"]["conversion"]["figures"]["times_cp"] == [2.0, 3.0, 4.0]
+    assert found["versions"]["torch"] and f"- conversion: {text}" in capsys.readouterr().out
+
+
 def test_outputs_in_float64_are_those_of_either_twin(tmp_path: Path) -> None:
     inputs = make_inputs(TINY, worker.CHECKED_IMAGES + 1)
     parity.save(tmp_path / "a.safetensors", reproducible_init.weights(TINY, 0).arrays, TINY, "jax")
@@ -251,6 +273,21 @@ def test_outputs_in_float64_are_those_of_either_twin(tmp_path: Path) -> None:
     of_torch, of_jax = (worker.float64_outputs(framework, checkpoint, inputs) for framework in ("torch", "jax"))
     for name, values in of_torch.items():
         np.testing.assert_allclose(values, of_jax[name], rtol=1e-9)
+
+
+def test_the_processor_is_identified(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"
+    core = f"{names}flags\t\t: fma avx2 avx512f avx512_bf16\n\n"
+    monkeypatch.setattr(machine.Path, "read_text", lambda path: 2 * core)
+    found = machine.hardware()
+    assert (found["processor"], found["vendor"], found["family"], found["model"]) == (
+        "AMD EPYC",
+        "AuthenticAMD",
+        "25",
+        "17",
+    )
+    assert found["instructions"] == ["avx2", "avx512f", "avx512_bf16"]
+    assert report._processor(found) == "AMD EPYC (family 25 model 17, avx2 avx512f avx512_bf16)"
 
 
 def test_an_unknown_model_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,24 +3,29 @@
 import os
 import platform
 import subprocess
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vit_spec import ViTConfig
 
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # bfloat16 without the last two is computed in float32
+PACKAGES = ("flax", "jax", "jaxlib", "numpy", "optax", "safetensors", "torch")
 CALLS_ON_GPU = 20  # of a timing: starting a kernel takes as long as a small product
 
 Shape = tuple[int, int, int, int]  # b products of (m, k) by (k, n)
 
 
 def hardware() -> dict[str, Any]:
-    """Return the processor, its cores, memory and system."""
+    """Return the processor, its cores, memory and system, and the version of the GPU's driver (None without one)."""
     return {
-        "processor": _processor(),
+        **_processor(),
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "usable_cores": usable_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu_driver": _gpu_driver(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "threads": {name: os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ},
@@ -32,12 +37,35 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _processor() -> str:
+def _processor() -> dict[str, Any]:
+    """Return the name, vendor, family and model of the processor, and those of its instructions that decide results."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+        lines = []
+    pairs = (line.partition(":") for line in reversed(lines))  # the first processor is read last
+    facts = {name.strip(): value.strip() for name, _, value in pairs}
+    return {
+        "processor": facts.get("model name") or platform.processor() or platform.machine(),
+        "vendor": facts.get("vendor_id"),
+        "family": facts.get("cpu family"),
+        "model": facts.get("model"),
+        "instructions": [name for name in INSTRUCTIONS if name in facts.get("flags", "").split()],
+    }
+
+
+def _gpu_driver() -> str | None:
+    """Return the version of NVIDIA's driver; None if there is none."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of those of `PACKAGES` that are installed."""
+    return {name: version(name) for name in PACKAGES if find_spec(name)}
 
 
 def keep_freed_memory(framework: str) -> None:
@@ -74,7 +102,7 @@ def product_flops(shapes: list[tuple[Shape, int]]) -> int:
     return sum(2 * b * m * k * n * times for (b, m, k, n), times in shapes)
 
 
-def revision(path: str) -> str:
+def revision(path: str | Path) -> str:
     """Return the git commit of a folder, with a plus sign if files were changed; else the packages installed into it."""
     try:
         commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
